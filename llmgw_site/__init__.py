@@ -1,0 +1,1 @@
+"""The Django project: wiring only."""

@@ -1,0 +1,25 @@
+"""The tables of the fleet."""
+
+from fleet.models.catalog import CatalogModel, ProfileRevision, ServedName
+from fleet.models.inventory import Adapter, Fabric, Gpu
+from fleet.models.journal import Command, Event
+from fleet.models.nodes import AgentSession, Lease, Listener, Node
+from fleet.models.replicas import GpuClaim, Replica, Shard
+
+__all__ = [
+    "Adapter",
+    "AgentSession",
+    "CatalogModel",
+    "Command",
+    "Event",
+    "Fabric",
+    "Gpu",
+    "GpuClaim",
+    "Lease",
+    "Listener",
+    "Node",
+    "ProfileRevision",
+    "Replica",
+    "ServedName",
+    "Shard",
+]

@@ -1,0 +1,36 @@
+"""The fleet's settings, typed. Alone reads `settings.FLEET_*`."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from django.conf import settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetConf:
+    heartbeat: timedelta
+    unreachable_after: timedelta
+    lost_after: timedelta
+    start_grace: timedelta
+    brake_share: float  # of the fleet, silent within one window
+    brake_nodes: int
+    loss_spacing: timedelta
+    flap_stable: timedelta
+    report_every: timedelta
+    join_secret: str
+
+
+def fleet_conf() -> FleetConf:
+    given = settings.FLEET
+    return FleetConf(
+        heartbeat=timedelta(seconds=given["heartbeat_seconds"]),
+        unreachable_after=timedelta(seconds=given["unreachable_after_seconds"]),
+        lost_after=timedelta(seconds=given["lost_after_seconds"]),
+        start_grace=timedelta(seconds=given["start_grace_seconds"]),
+        brake_share=given["brake_share"],
+        brake_nodes=given["brake_nodes"],
+        loss_spacing=timedelta(seconds=given["loss_spacing_seconds"]),
+        flap_stable=timedelta(seconds=given["flap_stable_seconds"]),
+        report_every=timedelta(seconds=given["report_seconds"]),
+        join_secret=given["join_secret"],
+    )
