@@ -1,0 +1,37 @@
+"""Who holds which card. The database refuses a second live claim; here the refusal gets its sentence."""
+
+from collections.abc import Iterable
+
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+
+from fleet.models import Gpu, GpuClaim, Shard
+from fleet.services.errors import FleetError
+
+
+def claim(shard: Shard, gpu_ids: Iterable[int]) -> None:
+    """Claim cards for a shard, all or none."""
+    ids = list(gpu_ids)
+    try:
+        with transaction.atomic():
+            GpuClaim.objects.bulk_create(GpuClaim(gpu_id=gpu_id, shard=shard) for gpu_id in ids)
+    except IntegrityError:
+        raise FleetError("gpu_taken", f"cannot claim GPUs for shard {shard}: another shard holds one of them") from None
+
+
+def release(shard_id: int) -> int:
+    """Let go of a shard's cards; how many they were."""
+    return GpuClaim.objects.filter(shard_id=shard_id, released_at__isnull=True).update(released_at=timezone.now())
+
+
+def reclaim(shard: Shard) -> bool:
+    """Take back the cards that a returning shard held; False when another holds one by now."""
+    held = set(GpuClaim.objects.filter(shard=shard, released_at__isnull=True).values_list("gpu_id", flat=True))
+    wanted = set(GpuClaim.objects.filter(shard=shard).values_list("gpu_id", flat=True)) - held
+    if Gpu.objects.filter(pk__in=wanted, claims__released_at__isnull=True, claims__isnull=False).exists():
+        return False
+    try:
+        claim(shard, wanted)
+    except FleetError:
+        return False
+    return True

@@ -1,0 +1,43 @@
+"""The one door for state: compare-and-set by the tables of domain/states. Nothing else writes these columns."""
+
+from typing import Any
+
+from django.db.models import QuerySet
+from django.utils import timezone
+
+from agent_client.protocol.states import ShardState
+from fleet.domain.states import (
+    NODE_TRANSITIONS,
+    REPLICA_TRANSITIONS,
+    SHARD_TRANSITIONS,
+    NodeStatus,
+    ReplicaState,
+    sources,
+)
+from fleet.models import Node, Replica, Shard
+from fleet.services.errors import StaleTransition
+
+
+def move_node(node_id: int, target: NodeStatus, *, reason: str = "", **fields: Any) -> None:
+    """Raises StaleTransition when the node's status does not lead to `target`."""
+    rows = Node.objects.filter(pk=node_id, status__in=sources(NODE_TRANSITIONS, target))
+    _move(rows, "node", node_id, target, status=target, status_reason=reason, status_at=timezone.now(), **fields)
+
+
+def move_shard(shard_id: int, target: ShardState, **fields: Any) -> None:
+    """Raises StaleTransition when the shard's state does not lead to `target`."""
+    rows = Shard.objects.filter(pk=shard_id, state__in=sources(SHARD_TRANSITIONS, target))
+    _move(rows, "shard", shard_id, target, state=target, state_at=timezone.now(), **fields)
+
+
+def move_replica(replica_id: int, target: ReplicaState, *, attempt: int | None = None, **fields: Any) -> None:
+    """Raises StaleTransition when the state does not lead to `target`, or the replica is no longer at `attempt`."""
+    rows = Replica.objects.filter(pk=replica_id, state__in=sources(REPLICA_TRANSITIONS, target))
+    if attempt is not None:
+        rows = rows.filter(attempt=attempt)
+    _move(rows, "replica", replica_id, target, state=target, state_at=timezone.now(), **fields)
+
+
+def _move(rows: QuerySet[Any], what: str, key: int, target: str, **values: Any) -> None:
+    if rows.update(**values) != 1:
+        raise StaleTransition("stale_transition", f"cannot move {what} {key} to {target}: its state has changed since")
