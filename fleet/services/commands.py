@@ -36,13 +36,12 @@ def desired_for(node_id: int) -> Desired:
     """Everything that the node should run."""
     revision = Node.objects.values_list("desired_revision", flat=True).get(pk=node_id)
     shards = (
-        Shard.objects.filter(node_id=node_id, wanted=True)
+        Shard.objects.filter(node_id=node_id, wanted=True, epoch=F("replica__attempt"))
         .exclude(state__in=ENDED_SHARD_STATES)
         .select_related("replica__model", "replica__revision")
-        .order_by("replica_id", "rank", "epoch")
+        .order_by("replica_id", "rank")
     )
-    newest = {(shard.replica_id, shard.rank): shard for shard in shards}
-    return Desired(revision=revision, shards=tuple(desired_shard(shard) for shard in newest.values()))
+    return Desired(revision=revision, shards=tuple(desired_shard(shard) for shard in shards))
 
 
 def desired_shard(shard: Shard) -> DesiredShard:

@@ -1,4 +1,4 @@
-"""Brings a replica's columns into line with its shards: state, endpoint, failures, claims. Called after every change."""
+"""Brings a replica's columns into line with its shards: state, endpoint, failures, claims."""
 
 import random
 from datetime import datetime

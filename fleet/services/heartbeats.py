@@ -1,0 +1,57 @@
+"""Many heartbeats become one UPDATE. The session's number is unique over the fleet, so it fences each row exactly."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.db import transaction
+from django.db.models.functions import Now
+
+from fleet import doorbell
+from fleet.domain.states import NodeStatus
+from fleet.models import Listener, Node
+from fleet.services.errors import StaleTransition
+from fleet.services.events import record
+from fleet.services.transitions import move_node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """The newest heartbeat of one session."""
+
+    desired_revision: int
+    inventory_stale_seconds: float | None
+
+
+@transaction.atomic
+def flush(*, listener: str, started_at: datetime, beats: Mapping[int, Beat]) -> list[int]:
+    """Renew all sessions' leases by the database's clock; returns the sessions that should send a whole report."""
+    updated = Listener.objects.filter(name=listener).update(seen_at=Now())
+    if not updated:
+        Listener.objects.create(name=listener, started_at=started_at, seen_at=started_at)
+    if not beats:
+        return []
+    nodes = Node.objects.filter(session_id__in=beats)
+    nodes.update(last_seen_at=Now())
+    refresh: list[int] = []
+    rows = nodes.values_list("pk", "name", "session_id", "status", "applied_revision", "inventory_stale_seconds")
+    for pk, name, session_id, status, revision, stale in list(rows):
+        beat = beats[session_id]
+        if revision != beat.desired_revision or stale != beat.inventory_stale_seconds:
+            Node.objects.filter(pk=pk, session_id=session_id).update(
+                applied_revision=beat.desired_revision, inventory_stale_seconds=beat.inventory_stale_seconds
+            )
+        if status == NodeStatus.UNREACHABLE:
+            _back(pk, name)
+        elif status == NodeStatus.LOST:
+            refresh.append(session_id)  # its shards were given up: what it still has must be told whole
+    return refresh
+
+
+def _back(node_id: int, name: str) -> None:
+    try:
+        move_node(node_id, NodeStatus.READY)
+    except StaleTransition:
+        return
+    record("node_ready", f"{name}: unreachable → ready", node_id=node_id)
+    doorbell.ring_reconcile()

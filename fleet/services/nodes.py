@@ -1,0 +1,201 @@
+"""Nodes come, prove themselves, and go silent. Identity is decided here; liveness by services.liveness."""
+
+import hashlib
+import hmac
+import secrets
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django.db import transaction
+from django.db.models.functions import Now
+from django.utils import timezone
+
+from agent_client.protocol.messages import Desired, Register
+from fleet import doorbell
+from fleet.conf import fleet_conf
+from fleet.domain.states import NodeStatus, Severity
+from fleet.models import AgentSession, Node
+from fleet.services import inventory
+from fleet.services.commands import desired_for
+from fleet.services.errors import FleetError, StaleTransition
+from fleet.services.events import record
+from fleet.services.reports import apply_shards
+from fleet.services.transitions import move_node
+
+PAST_BOOTS_KEPT = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """What a registered agent is told, and what its consumer needs."""
+
+    node_id: int
+    node_name: str
+    node_uid: str
+    session_id: int
+    desired: Desired
+    credential: str | None  # only when the identity is new
+
+
+def register_node(*, message: Register, remote: str, now: datetime) -> Admission:
+    """Admit an agent: find or issue its identity, open its session, store what it brought. Raises FleetError."""
+    clone: Node | None = None
+    with transaction.atomic():
+        node, credential = _identify(message, remote)
+        pair = f"{message.machine_id}/{message.boot_id}"
+        previous = f"{node.machine_id}/{node.boot_id}" if node.boot_id else pair
+        if pair != previous and pair in node.past_boots:
+            # A boot that was superseded never comes back by itself: two machines are alive with one identity.
+            clone = node
+            _quarantine(node, remote)
+        else:
+            return _admit(node, message, remote, credential, rebooted=pair != previous, previous=previous, now=now)
+    raise _quarantined(clone)
+
+
+def _identify(message: Register, remote: str) -> tuple[Node, str | None]:
+    if message.node_uid:
+        node = _by_uid(message)
+    else:
+        node = Node.objects.select_for_update().filter(name=message.node_id).first()
+        if node is not None:
+            _refuse_foreign(node, message, remote)
+    if node is not None and node.status == NodeStatus.QUARANTINED:
+        raise _quarantined(node)
+    if node is not None and message.node_uid:
+        return node, None
+    credential = secrets.token_urlsafe(32)
+    digest = hashlib.sha256(credential.encode()).hexdigest()
+    if node is None:
+        if not message.node_id.strip() or len(message.node_id) > 253:
+            raise FleetError("bad_node_id", f"cannot register {message.node_id[:80]!r}: node_id must be 1 to 253 long")
+        node = Node.objects.create(name=message.node_id, credential_sha256=digest)
+        record("node_joined", f"{node.name} joined from {remote}", node_id=node.pk)
+    else:
+        Node.objects.filter(pk=node.pk).update(credential_sha256=digest)
+        record("node_identity_renewed", f"{node.name} came without its identity from {remote}", node_id=node.pk)
+    return node, credential
+
+
+def _by_uid(message: Register) -> Node:
+    try:
+        node = Node.objects.select_for_update().filter(uid=message.node_uid).first()
+    except ValueError:
+        node = None
+    except Exception as error:  # Django's ValidationError for a malformed UUID
+        if type(error).__name__ != "ValidationError":
+            raise
+        node = None
+    if node is None:
+        raise FleetError(
+            "identity_unknown",
+            f"cannot register {message.node_id}: its identity is not known here; the node was deleted, or this is "
+            "another control plane",
+            "run `python -m agent_client join` on the node to enrol it anew",
+        )
+    digest = hashlib.sha256((message.credential or "").encode()).hexdigest()
+    if not hmac.compare_digest(digest, node.credential_sha256):
+        raise FleetError(
+            "identity_refused",
+            f"cannot register {message.node_id}: the credential does not belong to this identity",
+            "run `python -m agent_client join` on the node to enrol it anew",
+        )
+    return node
+
+
+def _refuse_foreign(node: Node, message: Register, remote: str) -> None:
+    """A newcomer may take a known name over only as the same machine, and only when nobody is using it."""
+    alive = node.connected and node.last_seen_at is not None
+    if alive and timezone.now() - node.last_seen_at < fleet_conf().unreachable_after + timedelta(seconds=5):
+        where = node.mgmt_addr or "another agent"
+        detail = f"cannot register {node.name} from {remote}: that node_id is in use by a connected agent ({where})"
+    elif node.machine_id and node.machine_id != message.machine_id:
+        detail = f"cannot register {node.name} from {remote}: that node_id belongs to another machine"
+    else:
+        return
+    record("node_id_taken", detail, severity=Severity.WARNING, node_id=node.pk)
+    raise FleetError("node_id_taken", detail, "give this agent another --node-id, or delete the old node in the admin")
+
+
+def _quarantine(node: Node, remote: str) -> None:
+    where = node.session.remote if node.session else "unknown"
+    text = f"{node.name}: two machines use this identity, from {where} and {remote}; both are quarantined"
+    move_node(node.pk, NodeStatus.QUARANTINED, reason=text, session=None, connected=False)
+    record("node_quarantined", text, severity=Severity.ERROR, node_id=node.pk)
+    doorbell.ring_nodes([node.pk])
+
+
+def _quarantined(node: Node | None) -> FleetError:
+    name = node.name if node else "the node"
+    return FleetError(
+        "quarantined",
+        f"cannot register {name}: its identity is used by two machines, so both are quarantined; engines go on",
+        "run `python -m agent_client join` on the copy, then release the node in the admin",
+    )
+
+
+def _admit(
+    node: Node,
+    message: Register,
+    remote: str,
+    credential: str | None,
+    *,
+    rebooted: bool,
+    previous: str,
+    now: datetime,
+) -> Admission:
+    AgentSession.objects.filter(node=node, closed_at__isnull=True).update(closed_at=now, close_reason="superseded")
+    session = AgentSession.objects.create(
+        node=node, remote=remote[:100], instance_id=message.instance_id[:64], boot_id=message.boot_id[:64]
+    )
+    past = [*node.past_boots, previous][-PAST_BOOTS_KEPT:] if rebooted else node.past_boots
+    Node.objects.filter(pk=node.pk).update(
+        session=session,
+        connected=True,
+        last_seen_at=Now(),
+        hostname=message.hostname[:253],
+        mgmt_addr=message.mgmt_addr[:253],
+        machine_id=message.machine_id[:64],
+        boot_id=message.boot_id[:64],
+        instance_id=message.instance_id[:64],
+        past_boots=past,
+        agent_version=message.agent_version[:40],
+        protocol_version=message.protocol,
+        labels=dict(message.labels),
+        fabrics=list(message.fabrics),
+        engines=dict(message.engines),
+    )
+    inventory.store(node, message.inventory, message.inventory_fingerprint, now=now)
+    apply_shards(node, message.shards, now=now, rebooted=rebooted)
+    if rebooted:
+        record("node_rebooted", f"{node.name} has rebooted", severity=Severity.WARNING, node_id=node.pk)
+    return Admission(
+        node_id=node.pk,
+        node_name=node.name,
+        node_uid=str(node.uid),
+        session_id=session.pk,
+        desired=desired_for(node.pk),
+        credential=credential,
+    )
+
+
+@transaction.atomic
+def verify_node(*, node_id: int, session_id: int, now: datetime) -> None:
+    """Something sent down was answered: the stream works in both directions, so the node is ready."""
+    node = Node.objects.filter(pk=node_id, session_id=session_id).first()
+    if node is None or node.status == NodeStatus.READY:
+        return
+    try:
+        move_node(node_id, NodeStatus.READY)
+    except StaleTransition:
+        return
+    record("node_ready", f"{node.name}: {node.status} → ready", node_id=node_id)
+    doorbell.ring_reconcile()
+    doorbell.ring_routes()
+
+
+@transaction.atomic
+def close_session(*, session_id: int, reason: str, now: datetime) -> None:
+    """A stream ended. Of an older session this changes nothing but its own row."""
+    AgentSession.objects.filter(pk=session_id, closed_at__isnull=True).update(closed_at=now, close_reason=reason[:500])
+    Node.objects.filter(session_id=session_id).update(connected=False)

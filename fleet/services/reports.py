@@ -1,0 +1,135 @@
+"""What agents say of their shards. Reports are whole and may be lost, doubled or late: each is a level, not an edge."""
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+from django.db import transaction
+
+from agent_client.protocol.messages import Report, ShardReport
+from agent_client.protocol.states import ENDED_SHARD_STATES, FailureCode, ShardState
+from fleet import doorbell
+from fleet.domain.states import NodeStatus
+from fleet.models import Node, Shard
+from fleet.services import claims, inventory
+from fleet.services.commands import wire_name
+from fleet.services.errors import StaleTransition
+from fleet.services.replicas import recompute
+from fleet.services.transitions import move_node, move_shard
+
+
+@transaction.atomic
+def apply_shard_status(*, node_id: int, session_id: int, report: ShardReport, now: datetime) -> bool:
+    """One shard's report; True when the agent runs something that it should not, so that it needs a sync."""
+    if not Node.objects.filter(pk=node_id, session_id=session_id).exists():
+        return False  # a newer session speaks for the node
+    shard = _find(node_id, report)
+    if shard is None:
+        return report.state not in ENDED_SHARD_STATES
+    _apply(shard, report)
+    recompute(shard.replica_id, now=now)
+    return False
+
+
+@transaction.atomic
+def apply_whole_report(*, node_id: int, session_id: int, report: Report, now: datetime) -> bool:
+    """A whole report; True when the agent needs a sync."""
+    node = Node.objects.select_for_update().filter(pk=node_id, session_id=session_id).first()
+    if node is None:
+        return False
+    if report.inventory is not None:
+        inventory.store(node, report.inventory, report.inventory_fingerprint, now=now)
+        doorbell.ring_reconcile()
+    if report.engines is not None and dict(report.engines) != node.engines:
+        Node.objects.filter(pk=node_id).update(engines=dict(report.engines))
+        doorbell.ring_reconcile()
+    astray = apply_shards(node, report.shards, now=now)
+    if node.status in (NodeStatus.UNREACHABLE, NodeStatus.LOST):
+        move_node(node_id, NodeStatus.READY, reason="reported again")
+        doorbell.ring_reconcile()
+    return astray
+
+
+def apply_shards(node: Node, reports: Iterable[ShardReport], *, now: datetime, rebooted: bool = False) -> bool:
+    """Bring all shards of a node into line with the whole list that its agent gave. Within a transaction."""
+    rows = Shard.objects.filter(node=node).exclude(state__in=ENDED_SHARD_STATES).select_related("replica")
+    live = {(wire_name(shard), shard.epoch): shard for shard in rows}
+    touched: set[int] = set()
+    astray = False
+    for report in reports:
+        shard = live.pop((report.shard, report.epoch), None)
+        if shard is None:
+            astray = astray or report.state not in ENDED_SHARD_STATES
+            continue
+        _apply(shard, report)
+        touched.add(shard.replica_id)
+    for shard in live.values():
+        # An order that was not delivered yet is unknown to the agent; everything else it should have told of.
+        if shard.state == ShardState.ASSIGNED and not rebooted:
+            continue
+        _missing(shard, node, rebooted=rebooted)
+        touched.add(shard.replica_id)
+    for replica_id in touched:
+        recompute(replica_id, now=now)
+    return astray
+
+
+def _find(node_id: int, report: ShardReport) -> Shard | None:
+    uid, _, rank = report.shard.rpartition("/")
+    if not rank.isdecimal() or len(rank) > 6:
+        return None
+    rows = Shard.objects.filter(node_id=node_id, rank=int(rank), epoch=report.epoch).select_related("replica")
+    return next((shard for shard in rows if str(shard.replica.uid) == uid), None)
+
+
+def _missing(shard: Shard, node: Node, *, rebooted: bool) -> None:
+    if not shard.wanted:
+        _try_move(shard, ShardState.STOPPED, reason="gone from the node")
+        return
+    if rebooted:
+        code, reason = "node_rebooted", f"node {node.name} has rebooted: its engines ended with it"
+    else:
+        code, reason = FailureCode.LOST_TRACK.value, f"the agent on {node.name} no longer has this engine"
+    _try_move(shard, ShardState.FAILED, code=code, reason=reason)
+
+
+def _apply(shard: Shard, report: ShardReport) -> None:
+    state = report.state
+    if shard.state == ShardState.LOST and state not in ENDED_SHARD_STATES and not _take_back(shard):
+        return
+    if state is ShardState.READY and shard.rank == 0 and not report.endpoint:
+        state = ShardState.LOADING  # ready means reachable
+    fields: dict[str, Any] = {
+        "code": report.code[:60],
+        "reason": report.detail,
+        "hint": report.hint,
+        "endpoint": (report.endpoint or "")[:300],
+        "pids": list(report.pids),
+        "phase": report.phase[:40],
+        "progress": report.progress,
+        "exit_code": report.exit_code,
+        "exit_signal": report.exit_signal,
+        "tail": [line[:2000] for line in report.tail[-100:]],
+    }
+    if shard.state == state:
+        if changed := {name: value for name, value in fields.items() if getattr(shard, name) != value}:
+            Shard.objects.filter(pk=shard.pk).update(**changed)
+    else:
+        _try_move(shard, state, **fields)
+
+
+def _take_back(shard: Shard) -> bool:
+    """A shard given up for lost is still there: keep it if it is wanted, not replaced, and its cards are free."""
+    if shard.wanted and shard.epoch == shard.replica.attempt and claims.reclaim(shard):
+        return True
+    Shard.objects.filter(pk=shard.pk).update(wanted=False)
+    return False
+
+
+def _try_move(shard: Shard, target: ShardState, **fields: Any) -> None:
+    try:
+        move_shard(shard.pk, target, **fields)
+    except StaleTransition:
+        return  # a late report: the row is further along
+    if target in ENDED_SHARD_STATES:
+        claims.release(shard.pk)
