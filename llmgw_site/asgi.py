@@ -1,6 +1,7 @@
 """http → Django; websocket → the agents' streams (and nothing else)."""
 
 import os
+from typing import Any
 
 import django
 from channels.routing import ProtocolTypeRouter, URLRouter
@@ -10,6 +11,13 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "llmgw_site.settings")
 http = get_asgi_application()
 django.setup(set_prefix=False)
 
-from fleet.agents.urls import websocket_urlpatterns  # noqa: E402  (needs the apps)
+from fleet.agents.pump import pump  # noqa: E402  (needs the apps)
+from fleet.agents.urls import websocket_urlpatterns  # noqa: E402
 
-application = ProtocolTypeRouter({"http": http, "websocket": URLRouter(websocket_urlpatterns)})
+_router = ProtocolTypeRouter({"http": http, "websocket": URLRouter(websocket_urlpatterns)})
+
+
+async def application(scope: Any, receive: Any, send: Any) -> None:
+    """The first request of any kind starts the pump, so that silent nodes are judged though none has come back yet."""
+    pump()
+    await _router(scope, receive, send)

@@ -1,0 +1,138 @@
+"""What every adapter takes and gives, and the rules that all share."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent_client.profile import Problem, Profile, ProfileError, SecretRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchSpec:
+    """One shard to launch, with all that the node knows about it."""
+
+    replica: str
+    served_names: tuple[str, ...]
+    profile: Profile
+    port: int
+    address: str = "127.0.0.1"  # to listen on
+    rank: int = 0
+    nodes: int = 1
+    gpus: tuple[str, ...] = ()  # UUIDs
+    engine_key: str | None = field(default=None, repr=False)
+    command: tuple[str, ...] = ()  # the node policy's command for this engine, or the default one
+    engine_env: Mapping[str, str] = field(default_factory=dict)
+    fabric_env: Mapping[str, str] = field(default_factory=dict)
+    rendezvous: tuple[str, int] | None = None
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    python: str = "python3"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvVar:
+    name: str
+    value: str
+    origin: str  # profile, node policy, fabric, llmgw
+    secret: bool = False
+
+    @property
+    def shown(self) -> str:
+        return "(secret)" if self.secret else self.value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readiness:
+    """How an engine proves that it serves: health page, its list of models, one short answer."""
+
+    health_path: str = "/health"
+    models_path: str | None = "/v1/models"
+    chat: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    argv: tuple[str, ...]
+    env: tuple[EnvVar, ...]
+    readiness: Readiness = Readiness()
+
+
+Adapter = Callable[[LaunchSpec], Launch]
+
+
+class PlanError(ProfileError):
+    """cannot build the command; `problems` says why."""
+
+
+def environment(spec: LaunchSpec, owned: Mapping[str, str], *, secrets: Iterable[str] = ()) -> tuple[EnvVar, ...]:
+    """The variables of an engine: the profile's win over the fabric's over the node policy's; llmgw's own win over all.
+
+    Raises PlanError when the profile names a secret that this node does not hold.
+    """
+    rows: dict[str, EnvVar] = {}
+    for name, text in spec.engine_env.items():
+        rows[name] = EnvVar(name=name, value=text, origin="node policy", secret=_looks_secret(name))
+    for name, text in spec.fabric_env.items():
+        rows[name] = EnvVar(name=name, value=text, origin="fabric")
+    missing = []
+    for name, value in spec.profile.env.items():
+        if not isinstance(value, SecretRef):
+            rows[name] = EnvVar(name=name, value=value, origin="profile", secret=_looks_secret(name))
+        elif value.name in spec.secrets:
+            rows[name] = EnvVar(name=name, value=spec.secrets[value.name], origin=f"secret {value.name}", secret=True)
+        else:
+            missing.append(
+                Problem(
+                    code="secret_missing",
+                    field=f"profile.env.{name}",
+                    text=f"cannot launch {spec.replica}: this node holds no secret {value.name!r}",
+                    hint=f"name a file for it under `secrets:` in the node's agent.yaml: {{{value.name}: /path}}",
+                )
+            )
+    if missing:
+        raise PlanError(missing)
+    hidden = set(secrets)
+    for name, text in owned.items():
+        rows[name] = EnvVar(name=name, value=text, origin="llmgw", secret=name in hidden)
+    return tuple(rows.values())
+
+
+def cards(spec: LaunchSpec) -> dict[str, str]:
+    """Cards by UUID, since CUDA's own order is not nvidia-smi's. A CPU shard sees none."""
+    return {"CUDA_VISIBLE_DEVICES": ",".join(spec.gpus), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+def refuse_owned(spec: LaunchSpec, owned: Iterable[str]) -> list[Problem]:
+    """Arguments among extra_args that reach a flag which llmgw sets: by exact name, `_` for `-`, `=value` or a prefix.
+
+    vLLM's real parser takes any unique prefix, so `--tensor-parallel` would reach `--tensor-parallel-size`.
+    """
+    flags = sorted(owned)
+    problems = []
+    for arg in spec.profile.extra_args:
+        if not arg.startswith("-") or _is_number(arg):
+            continue
+        name = arg.split("=", 1)[0].replace("_", "-")
+        hit = next((f for f in flags if name == f or (len(name) > 2 and name[:2] == "--" and f.startswith(name))), None)
+        if hit:
+            problems.append(
+                Problem(
+                    code="flag_owned",
+                    field="profile.extra_args",
+                    text=f"cannot use {arg.split('=', 1)[0]} in extra_args: it reaches {hit}, which llmgw sets itself",
+                    hint="use the profile's own field for it",
+                )
+            )
+    return problems
+
+
+def flag(name: str, value: Any) -> tuple[str, ...]:
+    """`--name value`, or nothing for None."""
+    return () if value is None else (name, str(value))
+
+
+def _looks_secret(name: str) -> bool:
+    return any(word in name.upper() for word in ("TOKEN", "SECRET", "PASSWORD", "API_KEY", "CREDENTIAL"))
+
+
+def _is_number(text: str) -> bool:
+    return text.lstrip("-").replace(".", "", 1).isdecimal()

@@ -1,0 +1,34 @@
+"""A custom engine: argv from a template. It runs only where the node's own policy lists `custom`."""
+
+from agent_client.engines.base import Launch, LaunchSpec, PlanError, Readiness, cards, environment
+from agent_client.profile import Problem
+
+
+def plan(spec: LaunchSpec) -> Launch:
+    template = spec.command or tuple(spec.profile.options.get("command", ()))
+    values = {
+        "model": spec.profile.model,
+        "name": spec.served_names[0],
+        "address": spec.address,
+        "port": str(spec.port),
+        "gpus": ",".join(spec.gpus),
+        "rank": str(spec.rank),
+        "nodes": str(spec.nodes),
+    }
+    try:
+        argv = [str(word).format_map(values) for word in (*template, *spec.profile.extra_args)]
+    except (KeyError, ValueError, IndexError) as error:
+        text = f"cannot launch {spec.replica}: the custom command has an unknown placeholder ({error})"
+        hint = "known: " + ", ".join(f"{{{name}}}" for name in values)
+        raise PlanError([Problem(code="bad_template", field="profile.options.command", text=text, hint=hint)]) from None
+    owned = cards(spec) if spec.profile.gpus_total else {}
+    if spec.engine_key:
+        owned["LLMGW_ENGINE_KEY"] = spec.engine_key
+    options = spec.profile.options
+    readiness = Readiness(
+        health_path=str(options.get("health_path", "/health")),
+        models_path=options.get("models_path", "/v1/models"),
+        chat=bool(options.get("probe", True)),
+    )
+    env = environment(spec, owned, secrets=["LLMGW_ENGINE_KEY"])
+    return Launch(argv=tuple(argv), env=env, readiness=readiness)

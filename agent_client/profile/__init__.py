@@ -1,0 +1,21 @@
+"""The rules for an engine profile and a catalog entry, in one place: file, form, API, router and agent use them."""
+
+from agent_client.profile.catalog import Catalog, Entry, KeyEntry, StaticEndpoint, parse_catalog, parse_entry
+from agent_client.profile.problems import Problem, ProfileError
+from agent_client.profile.profile import EngineKind, NvlinkRule, Profile, SecretRef, parse_profile
+
+__all__ = [
+    "Catalog",
+    "EngineKind",
+    "Entry",
+    "KeyEntry",
+    "NvlinkRule",
+    "Problem",
+    "Profile",
+    "ProfileError",
+    "SecretRef",
+    "StaticEndpoint",
+    "parse_catalog",
+    "parse_entry",
+    "parse_profile",
+]

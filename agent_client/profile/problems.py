@@ -1,0 +1,138 @@
+"""What is wrong with given data, as data; and the reader that collects all of it instead of stopping at the first."""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """`code` is for programs; `field` is a path such as `profile.tensor_parallel`."""
+
+    code: str
+    field: str
+    text: str
+    hint: str = ""
+
+
+class ProfileError(ValueError):
+    """cannot use the data; `problems` lists everything that is wrong with it."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(problem.text for problem in self.problems))
+
+
+class Fields:
+    """Reads the fields of one mapping by type and notes every problem."""
+
+    def __init__(self, data: Any, where: str, problems: list[Problem]) -> None:
+        self.where = where
+        self.problems = problems
+        self._taken: set[str] = set()
+        if isinstance(data, Mapping):
+            self.data: Mapping[str, Any] = data
+        else:
+            self.data = {}
+            self.note("not_a_mapping", "", f"cannot read {where}: keys and values are needed, not {_kind(data)}")
+
+    def note(self, code: str, name: str, text: str, hint: str = "") -> None:
+        field = f"{self.where}.{name}" if name else self.where
+        self.problems.append(Problem(code=code, field=field, text=text, hint=hint))
+
+    def raw(self, name: str) -> Any:
+        self._taken.add(name)
+        return self.data.get(name)
+
+    def has(self, name: str) -> bool:
+        return self.data.get(name) is not None
+
+    def text(self, name: str, default: str = "", *, required: bool = False) -> str:
+        value = self.raw(name)
+        if value is None:
+            if required:
+                self.note("missing", name, f"cannot use {self.where}: `{name}` is missing")
+            return default
+        if not isinstance(value, str) or (required and not value.strip()) or "\x00" in value:
+            self._wrong(name, value, "a text")
+            return default
+        return value
+
+    def integer(self, name: str, default: Any, *, least: int, most: int = 2**31 - 1) -> Any:
+        value = self.raw(name)
+        if value is None:
+            return default
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            self._wrong(name, value, f"a whole number from {least} to {most}")
+            return default
+        return value
+
+    def number(self, name: str, default: Any, *, above: float, most: float) -> Any:
+        value = self.raw(name)
+        if value is None:
+            return default
+        if not isinstance(value, int | float) or isinstance(value, bool) or not above < value <= most:
+            self._wrong(name, value, f"a number above {above:g}, at most {most:g}")
+            return default
+        return float(value)
+
+    def boolean(self, name: str, default: bool) -> bool:
+        value = self.raw(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            self._wrong(name, value, "true or false")
+            return default
+        return value
+
+    def texts(self, name: str, *, single: bool = False) -> tuple[str, ...]:
+        """A list of texts; `single` also takes one text for a list of one."""
+        value = self.raw(name)
+        if value is None:
+            return ()
+        if single and isinstance(value, str):
+            value = [value]
+        if not isinstance(value, list | tuple) or not all(
+            isinstance(item, str) and "\x00" not in item for item in value
+        ):
+            self._wrong(name, value, "a list of texts")
+            return ()
+        return tuple(value)
+
+    def mapping(self, name: str) -> Mapping[str, Any]:
+        value = self.raw(name)
+        if value is None:
+            return {}
+        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+            self._wrong(name, value, "keys and values")
+            return {}
+        return value
+
+    def choice(self, name: str, allowed: Iterable[str], default: str | None = None) -> str | None:
+        value = self.raw(name)
+        words = list(allowed)
+        if value is None and default is not None:
+            return default
+        if value is None:
+            self.note("missing", name, f"cannot use {self.where}: `{name}` is missing", f"one of {', '.join(words)}")
+            return None
+        if value not in words:
+            self._wrong(name, value, f"one of {', '.join(words)}")
+            return default
+        return str(value)
+
+    def refuse_unknown(self) -> None:
+        for name in self.data:
+            if name not in self._taken:
+                near = difflib.get_close_matches(str(name), self._taken, n=1)
+                hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(sorted(self._taken))}"
+                self.note("unknown_field", str(name), f"cannot use {self.where}: `{name}` is not known", hint)
+
+    def _wrong(self, name: str, value: Any, needed: str) -> None:
+        shown = repr(value)[:80]
+        self.note("bad_value", name, f"cannot use {self.where}.{name} = {shown}: {needed} is needed")
+
+
+def _kind(value: Any) -> str:
+    return "nothing" if value is None else type(value).__name__

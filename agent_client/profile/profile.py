@@ -1,0 +1,204 @@
+"""An engine profile: how to run a model. Every rule that needs neither the node nor the model's files stands here."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any
+
+from agent_client.profile.problems import Fields, Problem, ProfileError
+
+
+class EngineKind(StrEnum):
+    VLLM = "vllm"
+    SGLANG = "sglang"
+    LLAMACPP = "llamacpp"
+    ECHO = "echo"
+    CUSTOM = "custom"
+
+
+class NvlinkRule(StrEnum):
+    REQUIRE = "require"  # a tensor-parallel group sits inside one NVLink domain
+    PREFER = "prefer"  # PCIe is accepted for groups of two when the topology is unknown
+    OFF = "off"  # the group may cross domains
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecretRef:
+    """Stands for a value that the node's own configuration holds; it never travels."""
+
+    name: str
+
+
+#: Variables that llmgw sets itself: a profile that set them would run on other cards or answer to other keys.
+OWNED_ENV = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "VLLM_API_KEY", "LLAMA_API_KEY", "LLMGW_*", "VLLM_PORT")
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """Memory in MiB, times in seconds. `gpus` None means tensor x pipeline x data parallel; 0 is a CPU replica."""
+
+    engine: EngineKind
+    model: str = ""
+    gpu_class: tuple[str, ...] = ()
+    gpus: int | None = None
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    data_parallel: int = 1
+    expert_parallel: bool = False
+    nodes: int = 1
+    max_model_len: int | None = None
+    gpu_memory_utilization: float | None = None
+    memory_mib_per_gpu: int | None = None
+    dtype: str | None = None
+    quantization: str | None = None
+    kv_cache_dtype: str | None = None
+    nvlink: NvlinkRule = NvlinkRule.REQUIRE
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    extra_args: tuple[str, ...] = ()
+    env: Mapping[str, str | SecretRef] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)  # knobs of one engine kind
+    start_timeout_seconds: int = 1800
+    drain_timeout_seconds: int = 600
+    stop_grace_seconds: int = 30
+
+    @property
+    def gpus_total(self) -> int:
+        if self.gpus is not None:
+            return self.gpus
+        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
+
+    @property
+    def gpus_per_node(self) -> int:
+        return self.gpus_total // self.nodes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that parse_profile reads back to an equal profile; defaults are left out."""
+        out: dict[str, Any] = {}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            default = item.default_factory() if callable(item.default_factory) else item.default
+            if value != default:
+                out[item.name] = _plain(value)
+        return out
+
+
+def parse_profile(data: Any) -> Profile:
+    """Read a profile; raises ProfileError with every problem at once."""
+    problems: list[Problem] = []
+    profile = read_profile(data, "profile", problems)
+    if problems or profile is None:
+        raise ProfileError(problems)
+    return profile
+
+
+def read_profile(data: Any, where: str, problems: list[Problem]) -> Profile | None:
+    """As parse_profile, noting problems in the caller's list."""
+    before = len(problems)
+    given = Fields(data, where, problems)
+    engine = given.choice("engine", EngineKind)
+    values: dict[str, Any] = {
+        "model": given.text("model", required=engine not in (EngineKind.ECHO, EngineKind.CUSTOM)),
+        "gpu_class": given.texts("gpu_class", single=True),
+        "gpus": given.integer("gpus", None, least=0, most=4096),
+        "nodes": given.integer("nodes", 1, least=1, most=512),
+        "max_model_len": given.integer("max_model_len", None, least=1),
+        "gpu_memory_utilization": given.number("gpu_memory_utilization", None, above=0, most=1),
+        "memory_mib_per_gpu": given.integer("memory_mib_per_gpu", None, least=1),
+        "expert_parallel": given.boolean("expert_parallel", False),
+        "nvlink": NvlinkRule(given.choice("nvlink", NvlinkRule, NvlinkRule.REQUIRE) or NvlinkRule.REQUIRE),
+        "extra_args": given.texts("extra_args"),
+        "options": dict(given.mapping("options")),
+        "node_selector": _selector(given),
+        "env": _env(given),
+    }
+    for name in ("tensor_parallel", "pipeline_parallel", "data_parallel"):
+        values[name] = given.integer(name, 1, least=1, most=1024)
+    for name in ("dtype", "quantization", "kv_cache_dtype"):
+        values[name] = given.text(name) or None
+    for name, default, least in (
+        ("start_timeout_seconds", 1800, 1),
+        ("drain_timeout_seconds", 600, 0),
+        ("stop_grace_seconds", 30, 0),
+    ):
+        values[name] = given.integer(name, default, least=least, most=7 * 86_400)
+    given.refuse_unknown()
+    if engine is None or len(problems) > before:
+        return None
+    profile = Profile(engine=EngineKind(engine), **values)
+    _check(profile, given)
+    return profile if len(problems) == before else None
+
+
+def _check(profile: Profile, given: Fields) -> None:
+    world = profile.tensor_parallel * profile.pipeline_parallel * profile.data_parallel
+    if profile.gpus not in (None, 0) and world > 1 and profile.gpus != world:
+        given.note(
+            "gpus_differ",
+            "gpus",
+            f"cannot use {given.where}.gpus = {profile.gpus}: tensor x pipeline x data parallel is {world}",
+            "leave `gpus` out",
+        )
+    if profile.gpus_total % profile.nodes:
+        given.note(
+            "nodes_not_divisible",
+            "nodes",
+            f"cannot use {given.where}.nodes = {profile.nodes}: {profile.gpus_total} GPUs do not divide by it",
+        )
+    if profile.nodes > 1 and profile.engine not in (EngineKind.VLLM, EngineKind.SGLANG):
+        given.note(
+            "nodes_unsupported",
+            "nodes",
+            f"cannot use {given.where}.nodes > 1 with {profile.engine}: it runs on one node",
+        )
+    if profile.gpus_total == 0 and profile.gpu_class:
+        given.note("class_without_gpus", "gpu_class", f"cannot use {given.where}.gpu_class: the profile uses no GPU")
+    if profile.engine is EngineKind.CUSTOM and not profile.options.get("command"):
+        given.note(
+            "missing",
+            "options.command",
+            f"cannot use {given.where}: a custom engine needs options.command",
+            'a list such as ["my-server", "--port", "{port}"]',
+        )
+
+
+def _selector(given: Fields) -> dict[str, str]:
+    out = {}
+    for key, value in given.mapping("node_selector").items():
+        if not isinstance(value, str | int | float) or isinstance(value, bool):
+            given.note(
+                "bad_value", f"node_selector.{key}", f"cannot use {given.where}.node_selector.{key}: text is needed"
+            )
+            continue
+        out[key] = str(value)
+    return out
+
+
+def _env(given: Fields) -> dict[str, str | SecretRef]:
+    out: dict[str, str | SecretRef] = {}
+    for key, value in given.mapping("env").items():
+        where = f"{given.where}.env.{key}"
+        if not _ENV_NAME.match(key):
+            given.note("bad_env_name", f"env.{key}", f"cannot use {where}: that is no name of a variable")
+        elif any(key == owned or (owned.endswith("*") and key.startswith(owned[:-1])) for owned in OWNED_ENV):
+            given.note("env_owned", f"env.{key}", f"cannot use {where}: llmgw sets {key} itself")
+        elif isinstance(value, Mapping) and set(value) == {"secret"} and isinstance(value["secret"], str):
+            out[key] = SecretRef(name=value["secret"])
+        elif isinstance(value, str | int | float) and not isinstance(value, bool) and "\x00" not in str(value):
+            out[key] = str(value)
+        else:
+            given.note("bad_value", f"env.{key}", f"cannot use {where}: text or {{secret: NAME}} is needed")
+    return out
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, StrEnum):
+        return value.value
+    if isinstance(value, SecretRef):
+        return {"secret": value.name}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,65 @@
+"""llama.cpp's own HTTP server out of the `xllamacpp` wheel, for machines that have pip and no llama-server."""
+
+import argparse
+import os
+import signal
+import sys
+import threading
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="xllamacpp_server", allow_abbrev=False)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--alias", default="", help="served names, comma-separated")
+    parser.add_argument("--ctx-size", type=int, default=0)
+    parser.add_argument("--parallel", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--metrics", action="store_true")
+    args = parser.parse_args()
+    try:
+        import xllamacpp
+    except ImportError:
+        return _fail("cannot start: the package xllamacpp is not installed; pip install xllamacpp")
+    if not os.path.isfile(args.model):
+        return _fail(f"cannot start: there is no model file {args.model}")
+    # SIGTERM must be blocked before llama.cpp starts its threads, or one of them takes it.
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    params = xllamacpp.CommonParams()
+    params.model.path = args.model
+    params.hostnames = [args.host]
+    params.port = args.port
+    params.n_parallel = args.parallel
+    if args.ctx_size:
+        params.n_ctx = args.ctx_size
+    if args.threads:
+        params.cpuparams.n_threads = args.threads
+    params.endpoint_metrics = args.metrics
+    key = os.environ.get("LLAMA_API_KEY")
+    if key:
+        params.api_keys = [key]
+    names = {name for name in args.alias.split(",") if name}
+    if names:
+        params.model_alias = names
+    try:
+        server = xllamacpp.Server(params)  # loads the model; ready when it returns
+    except Exception as error:
+        return _fail(f"cannot start: llama.cpp refused {args.model}: {error}")
+    sys.stderr.write(f"model loaded; listening on http://{args.host}:{args.port}\n")
+    sys.stderr.flush()
+    while not stop.wait(3600):
+        pass
+    del server
+    return 0
+
+
+def _fail(text: str) -> int:
+    sys.stderr.write(text + "\n")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
