@@ -1,0 +1,224 @@
+"""What the node's owner decides: flags over environment (LLMGW_AGENT_*) over agent.yaml."""
+
+import difflib
+import ipaddress
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import yaml
+
+DEFAULT_SERVER = "ws://127.0.0.1:8000"
+DEFAULT_PORTS = range(20000, 21000)  # below Linux's ephemeral range, 32768 to 60999
+PREFIX = "LLMGW_AGENT_"
+
+
+class ConfigError(ValueError):
+    """cannot use the agent's configuration."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FabricLabel:
+    name: str
+    hcas: tuple[str, ...]  # regular expressions over whole HCA names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePolicy:
+    command: tuple[str, ...] | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What may run here. No `engines` at all: every built-in kind that is installed, but never `custom`."""
+
+    engines: Mapping[str, EnginePolicy] | None = None
+    model_roots: tuple[Path, ...] = ()  # empty: any path
+    extra_args: tuple[str, ...] | None = None  # None: any
+    ports: range = DEFAULT_PORTS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentConfig:
+    server: str
+    node_id: str
+    mgmt_addr: str
+    state_dir: Path
+    join_secret: str | None = field(default=None, repr=False)
+    fabrics: tuple[FabricLabel, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    expect_gpus: int | None = None
+    expect_hcas: int | None = None
+    policy: Policy = Policy()
+    secrets: Mapping[str, Path] = field(default_factory=dict)
+    log_bytes: int = 64 * 1024 * 1024
+
+
+_KEYS = (
+    "server",
+    "node_id",
+    "mgmt_addr",
+    "state_dir",
+    "join_secret_file",
+    "fabrics",
+    "labels",
+    "expect",
+    "policy",
+    "secrets",
+    "log_bytes",
+)
+_POLICY_KEYS = ("engines", "model_roots", "extra_args", "ports")
+
+
+def load(*, flags: Mapping[str, Any], environ: Mapping[str, str], path: Path | None) -> AgentConfig:
+    """Read the configuration; raises ConfigError that names the key, the bad value and a good one."""
+    data = _read_file(path)
+    where = str(path) if path else "agent.yaml"
+    _known(data, _KEYS, where)
+
+    def pick(name: str) -> Any:
+        if flags.get(name) is not None:
+            return flags[name]
+        return environ.get(PREFIX + name.upper()) or data.get(name)
+
+    server = _server(str(pick("server") or DEFAULT_SERVER), insecure=environ.get("LLMGW_INSECURE_AGENTS") == "1")
+    expect = _mapping(data, "expect", where)
+    log_bytes = data.get("log_bytes", 64 * 1024 * 1024)
+    if not isinstance(log_bytes, int) or log_bytes < 65_536:
+        raise ConfigError(f"cannot use {where}: log_bytes = {log_bytes!r}; at least 65536 is needed")
+    return AgentConfig(
+        server=server,
+        node_id=str(pick("node_id") or socket.gethostname()),
+        mgmt_addr=str(pick("mgmt_addr") or _default_address(server)),
+        state_dir=Path(pick("state_dir") or _default_state_dir()).expanduser().absolute(),
+        join_secret=_join_secret(pick("join_secret_file"), environ),
+        fabrics=_fabrics(data.get("fabrics"), where),
+        labels={str(k): str(v) for k, v in _mapping(data, "labels", where).items()},
+        expect_gpus=expect.get("gpus"),
+        expect_hcas=expect.get("hcas"),
+        policy=_policy(_mapping(data, "policy", where), where),
+        secrets={str(k): Path(str(v)) for k, v in _mapping(data, "secrets", where).items()},
+        log_bytes=log_bytes,
+    )
+
+
+def _read_file(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}; give an existing file with --config") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path} as YAML: {error}") from None
+    if data is not None and not isinstance(data, dict):
+        raise ConfigError(f"cannot use {path}: keys and values are needed, such as `server: wss://llmgw.example.com`")
+    return data or {}
+
+
+def _known(data: Mapping[str, Any], keys: tuple[str, ...], where: str) -> None:
+    for name in data:
+        if name not in keys:
+            near = difflib.get_close_matches(str(name), keys, n=1)
+            hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(keys)}"
+            raise ConfigError(f"cannot use {where}: `{name}` is not known; {hint}")
+
+
+def _mapping(data: Mapping[str, Any], name: str, where: str) -> Mapping[str, Any]:
+    value = data.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ConfigError(f"cannot use {where}: {name} = {value!r}; keys and values are needed")
+    return value
+
+
+def _server(url: str, *, insecure: bool) -> str:
+    parts = urlsplit(url.rstrip("/"))
+    if parts.scheme not in ("ws", "wss") or not parts.hostname:
+        raise ConfigError(f"cannot use server = {url!r}: give a URL such as wss://llmgw.example.com:8443")
+    if parts.scheme == "ws" and not insecure and not _loopback(parts.hostname):
+        raise ConfigError(
+            f"cannot use server = {url!r}: plaintext is for loopback; use wss://, or set LLMGW_INSECURE_AGENTS=1 on a "
+            "network that you trust"
+        )
+    return url.rstrip("/")
+
+
+def _loopback(name: str) -> bool:
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _default_address(server: str) -> str:
+    """The address of the route to the server; loopback for a local one."""
+    parts = urlsplit(server)
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((parts.hostname or "127.0.0.1", parts.port or 443))  # sends nothing
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"
+
+
+def _default_state_dir() -> str:
+    base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return os.path.join(base, "llmgw-agent")
+
+
+def _join_secret(path: Any, environ: Mapping[str, str]) -> str | None:
+    if path:
+        try:
+            return Path(str(path)).expanduser().read_text(encoding="utf-8").strip() or None
+        except OSError as error:
+            raise ConfigError(f"cannot read join_secret_file = {str(path)!r}: {error.strerror}") from None
+    return environ.get(PREFIX + "JOIN_SECRET") or None
+
+
+def _fabrics(value: Any, where: str) -> tuple[FabricLabel, ...]:
+    out = []
+    for item in value or []:
+        hcas = item.get("hcas") if isinstance(item, dict) else None
+        if not isinstance(item, dict) or not item.get("name") or not isinstance(hcas, list):
+            raise ConfigError(f'cannot use {where}: fabrics = {item!r}; give {{name: ib-east, hcas: ["mlx5_[0-3]"]}}')
+        out.append(FabricLabel(name=str(item["name"]), hcas=tuple(str(pattern) for pattern in hcas)))
+    return tuple(out)
+
+
+def _policy(data: Mapping[str, Any], where: str) -> Policy:
+    _known(data, _POLICY_KEYS, f"{where}: policy")
+    engines: dict[str, EnginePolicy] | None = None
+    if data.get("engines") is not None:
+        engines = {}
+        for kind, given in _mapping(data, "engines", where).items():
+            given = given or {}
+            command = given.get("command")
+            if command is not None and (not isinstance(command, list) or not command):
+                raise ConfigError(f"cannot use {where}: policy.engines.{kind}.command must be a list of words")
+            env = {str(k): str(v) for k, v in (given.get("env") or {}).items()}
+            engines[str(kind)] = EnginePolicy(command=tuple(map(str, command)) if command else None, env=env)
+    args = data.get("extra_args")
+    return Policy(
+        engines=engines,
+        model_roots=tuple(Path(str(root)) for root in data.get("model_roots") or []),
+        extra_args=None if args is None else tuple(map(str, args)),
+        ports=_ports(data.get("ports"), where),
+    )
+
+
+def _ports(value: Any, where: str) -> range:
+    if value is None:
+        return DEFAULT_PORTS
+    first, _, last = str(value).partition("-")
+    if first.isdecimal() and last.isdecimal() and 1024 <= int(first) <= int(last) <= 65535:
+        return range(int(first), int(last) + 1)
+    raise ConfigError(f"cannot use {where}: policy.ports = {value!r}; give a range such as 20000-20999")

@@ -1,0 +1,110 @@
+"""What this agent started, on disk with a checksum, so that a restarted agent adopts instead of starting twice.
+
+The file is replaced whole by an atomic rename. Unreadable means `lost`: then nothing is killed for its sake, and nothing is
+started until the server has answered.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(slots=True, kw_only=True)
+class Entry:
+    """One engine. `pid` 0: it was about to be started. `start_time` in clock ticks since boot, from /proc/PID/stat."""
+
+    shard: str
+    epoch: int
+    boot_id: str
+    port: int
+    spec: dict[str, Any] = field(default_factory=dict)
+    pid: int = 0
+    start_time: int = 0
+    argv_hash: str = ""
+    ready: bool = False
+    endpoint: str = ""
+    log_path: str = ""
+
+
+class Ledger:
+    """Raises OSError when the file can't be written: then the caller starts nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.entries: dict[str, Entry] = {}
+        self.epochs: dict[str, int] = {}  # the highest order seen for each shard
+        self.lost = False
+        self._load()
+
+    def highest_epoch(self, shard: str) -> int:
+        return self.epochs.get(shard, 0)
+
+    def record(self, entry: Entry) -> None:
+        before = self.entries.get(entry.shard), self.epochs.get(entry.shard)
+        self.entries[entry.shard] = entry
+        self.epochs[entry.shard] = max(entry.epoch, self.highest_epoch(entry.shard))
+        try:
+            self._save()
+        except OSError:
+            self._restore(entry.shard, *before)
+            raise
+
+    def forget(self, shard: str, epoch: int) -> None:
+        """The engine is gone; the highest epoch stays known. A disk that is full now is written at the next change."""
+        entry = self.entries.get(shard)
+        if entry is not None and entry.epoch == epoch:
+            del self.entries[shard]
+            with contextlib.suppress(OSError):
+                self._save()
+
+    def forget_epochs(self, wanted: set[str]) -> None:
+        """Shards that the server no longer wants need no epoch once their engine is gone."""
+        kept = {shard: epoch for shard, epoch in self.epochs.items() if shard in wanted or shard in self.entries}
+        if kept != self.epochs:
+            self.epochs = kept
+            with contextlib.suppress(OSError):
+                self._save()
+
+    def _restore(self, shard: str, entry: Entry | None, epoch: int | None) -> None:
+        if entry is None:
+            self.entries.pop(shard, None)
+        else:
+            self.entries[shard] = entry
+        if epoch is None:
+            self.epochs.pop(shard, None)
+        else:
+            self.epochs[shard] = epoch
+
+    def _load(self) -> None:
+        try:
+            raw = self.path.read_bytes()
+        except FileNotFoundError:
+            return
+        except OSError:
+            self.lost = True
+            return
+        try:
+            digest, _, body = raw.partition(b"\n")
+            if hashlib.sha256(body).hexdigest().encode() != digest:
+                raise ValueError("checksum")
+            data = json.loads(body)
+            self.entries = {item["shard"]: Entry(**item) for item in data["entries"]}
+            self.epochs = {str(shard): int(epoch) for shard, epoch in data["epochs"].items()}
+        except (ValueError, KeyError, TypeError):
+            self.entries, self.epochs, self.lost = {}, {}, True
+
+    def _save(self) -> None:
+        data = {"entries": [asdict(entry) for entry in self.entries.values()], "epochs": self.epochs}
+        body = json.dumps(data).encode()
+        temporary = self.path.with_suffix(".new")
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self.path)
+        self.lost = False

@@ -1,0 +1,88 @@
+"""Is the engine ready, and how loaded is it? Plain HTTP to it with short limits, from a thread."""
+
+import http.client
+import json
+import re
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from agent_client.engines import Readiness
+
+#: Requests in the engine, by the names that vLLM, llama.cpp and SGLang give them.
+_RUNNING = ("vllm:num_requests_running", "llamacpp:requests_processing", "sglang:num_running_reqs")
+_WAITING = ("vllm:num_requests_waiting", "llamacpp:requests_deferred", "sglang:num_queue_reqs")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    running: int | None
+    waiting: int | None
+
+
+def ready(endpoint: str, readiness: Readiness, *, name: str, key: str | None, timeout: float = 10.0) -> bool:
+    """Health page 200, the model listed, and one short real answer."""
+    try:
+        if _get(endpoint, readiness.health_path, key, timeout)[0] != 200:
+            return False
+        if readiness.models_path:
+            status, body = _get(endpoint, readiness.models_path, key, timeout)
+            if status != 200 or name not in _listed(body):
+                return False
+        return not readiness.chat or _answers(endpoint, name, key, timeout)
+    except (OSError, http.client.HTTPException, ValueError):
+        return False
+
+
+def load(endpoint: str, *, key: str | None, timeout: float = 2.0) -> Load:
+    """Figures of /metrics; None where the engine gives none."""
+    try:
+        status, body = _get(endpoint, "/metrics", key, timeout)
+    except (OSError, http.client.HTTPException, ValueError):
+        return Load(running=None, waiting=None)
+    text = body.decode(errors="replace") if status == 200 else ""
+    return Load(running=_figure(text, _RUNNING), waiting=_figure(text, _WAITING))
+
+
+def _answers(endpoint: str, name: str, key: str | None, timeout: float) -> bool:
+    body = {"model": name, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+    status, _ = _request(endpoint, "POST", "/v1/chat/completions", key, timeout * 3, json.dumps(body).encode())
+    # 4xx: the engine is up, but this model does not chat (an embedding model, say).
+    return status < 500
+
+
+def _listed(body: bytes) -> set[str]:
+    data = json.loads(body)
+    models = data.get("data") if isinstance(data, dict) else None
+    names = {str(model.get("id")) for model in models or [] if isinstance(model, dict)}
+    for model in models or []:
+        if isinstance(model, dict) and isinstance(model.get("aliases"), list):
+            names.update(map(str, model["aliases"]))
+    return names
+
+
+def _figure(text: str, names: tuple[str, ...]) -> int | None:
+    total = None
+    for name in names:
+        for match in re.finditer(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? ([0-9.e+]+)", text, re.MULTILINE):
+            total = (total or 0) + int(float(match.group(1)))
+    return total
+
+
+def _get(endpoint: str, path: str, key: str | None, timeout: float) -> tuple[int, bytes]:
+    return _request(endpoint, "GET", path, key, timeout, None)
+
+
+def _request(
+    endpoint: str, method: str, path: str, key: str | None, timeout: float, body: bytes | None
+) -> tuple[int, bytes]:
+    parts = urlsplit(endpoint)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout)
+    headers = {"Content-Type": "application/json"} if body else {}
+    if key:
+        headers["Authorization"] = f"Bearer {key}"
+    try:
+        connection.request(method, path, body=body, headers=headers)
+        response = connection.getresponse()
+        return response.status, response.read(1_000_000)
+    finally:
+        connection.close()
