@@ -199,8 +199,8 @@ def _policy(data: Mapping[str, Any], where: str) -> Policy:
     engines: dict[str, EnginePolicy] | None = None
     if data.get("engines") is not None:
         engines = {}
-        for kind, given in _mapping(data, "engines", where).items():
-            given = given or {}
+        for kind, item in _mapping(data, "engines", where).items():
+            given = item or {}
             command = given.get("command")
             if command is not None and (not isinstance(command, list) or not command):
                 raise ConfigError(f"cannot use {where}: policy.engines.{kind}.command must be a list of words")
