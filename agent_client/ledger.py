@@ -1,7 +1,7 @@
 """What this agent started, on disk with a checksum, so that a restarted agent adopts instead of starting twice.
 
-The file is replaced whole by an atomic rename. Unreadable means `lost`: then nothing is killed for its sake, and nothing
-is started until the server has answered.
+The file is replaced whole by an atomic rename. Unreadable means `lost`: nothing is killed for its sake, and
+nothing is started until the server has answered.
 """
 
 import contextlib

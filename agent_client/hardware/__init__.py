@@ -1,0 +1,82 @@
+"""What the machine has, in the shape of DESIGN.md section 5. A figure that is not known is null, never 0."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agent_client.hardware import infiniband, nvidia_smi
+
+#: Quickly changing figures that must not make an inventory look changed.
+_VOLATILE = ("memory_used_mib", "processes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiscoveryOptions:
+    node_id: str
+    use_gpu: bool = True
+    nvidia_smi: str | None = None
+    ib_root: Path = Path("/sys/class/infiniband")
+    fabrics: tuple[tuple[str, tuple[str, ...]], ...] = ()  # name, regular expressions over whole HCA names
+    expect_gpus: int | None = None
+    expect_hcas: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(self.data)
+
+    def fingerprint(self) -> str:
+        """A hash that ignores what changes all the time."""
+        gpus = [{k: v for k, v in gpu.items() if k not in _VOLATILE} for gpu in self.data.get("gpus", [])]
+        text = json.dumps({**self.data, "gpus": gpus}, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def discover(options: DiscoveryOptions) -> Inventory:
+    """Read everything once; blocks for at most a few seconds. Never raises for sick hardware: it says so instead."""
+    gpus: list[dict[str, Any]] = []
+    source, driver, error = "none", None, None
+    if options.use_gpu:
+        found = nvidia_smi.read(options.nvidia_smi)
+        gpus, source, driver, error = found.gpus, found.source, found.driver, found.error
+    adapters = infiniband.read(options.ib_root, options.fabrics)
+    data = {
+        "version": 1,
+        "node_id": options.node_id,
+        "source": source,
+        "driver": driver,
+        "cuda": None,
+        "error": error,
+        "warnings": _warnings(options, gpus, adapters),
+        "gpus": gpus,
+        "domains": [],
+        "adapters": adapters,
+    }
+    return Inventory(data=data)
+
+
+def _warnings(options: DiscoveryOptions, gpus: list[dict[str, Any]], adapters: list[dict[str, Any]]) -> list[str]:
+    out = []
+    if not adapters:
+        out.append("no adapters: this node cannot host multi-node replicas")
+    elif not options.fabrics:
+        out.append("fabric identity is not taken from the GID prefix: label fabrics in agent.yaml")
+    if len(gpus) > 1:
+        out.append("NVLink topology unknown: a tensor-parallel group can't be kept inside one domain")
+    for gpu in gpus:
+        out.extend(f"GPU {gpu['index']}: {problem['text']}" for problem in gpu["problems"])
+    if options.expect_gpus is not None and len(gpus) < options.expect_gpus:
+        out.append(f"missing card: {options.expect_gpus} GPUs are expected, {len(gpus)} are there")
+    if options.expect_hcas is not None and len(adapters) < options.expect_hcas:
+        out.append(f"missing adapter: {options.expect_hcas} HCAs are expected, {len(adapters)} are there")
+    for adapter in adapters:
+        for port in adapter["ports"]:
+            name = f"{adapter['hca']} port {port['port']}"
+            out.extend(f"{name}: {problem['text']}" for problem in port["problems"])
+    return out

@@ -257,6 +257,8 @@ class Supervisor:
         return out
 
     async def _launch(self, engine: Engine, launch: Launch, port: int) -> None:
+        if engine.stopping:
+            return None if engine.ended else self._finish(engine, ShardState.STOPPED, "", "stopped before it started")
         engine.readiness = launch.readiness
         address = f"[{self._config.mgmt_addr}]" if ":" in self._config.mgmt_addr else self._config.mgmt_addr
         name = engine.shard.replace("/", "-")

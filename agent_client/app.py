@@ -1,0 +1,247 @@
+"""Wires the agent: hardware, supervisor and link. Heartbeats never wait for anything else."""
+
+import asyncio
+import contextlib
+import logging
+import platform
+import signal
+import socket
+import time
+
+from agent_client import __version__, preflight, probes
+from agent_client.config import AgentConfig
+from agent_client.engines import Readiness
+from agent_client.hardware import DiscoveryOptions, Inventory, discover
+from agent_client.identity import INSTANCE_ID, Identity, boot_id, load_identity, machine_id, save_identity
+from agent_client.ledger import Ledger
+from agent_client.link import Link
+from agent_client.profile import Profile
+from agent_client.protocol.messages import (
+    PROTOCOL_VERSION,
+    Ack,
+    Desired,
+    Drain,
+    Goodbye,
+    Heartbeat,
+    LogChunk,
+    Message,
+    Refresh,
+    Register,
+    Registered,
+    Report,
+    ShardReport,
+    ShardSpec,
+    ShardStatus,
+    Start,
+    Stop,
+    Sync,
+    Tail,
+)
+from agent_client.supervisor import NodeTools, OrderRefused, Supervisor
+
+log = logging.getLogger(__name__)
+
+DISCOVERY_SECONDS = 30.0
+
+
+class Agent:
+    def __init__(self, config: AgentConfig) -> None:
+        self._config = config
+        self._boot_id = boot_id()
+        self._inventory: Inventory | None = None
+        self._inventory_at = time.monotonic()
+        self._sent_fingerprint = ""
+        self._revision = -1
+        self._applied = 0
+        self._heartbeat_seconds = 10.0
+        self._report_seconds = 180.0
+        self._applying = asyncio.Lock()
+        self._look = asyncio.Event()
+        self._supervisor = Supervisor(
+            config=config,
+            ledger=Ledger(config.state_dir / "ledger.json"),
+            boot_id=self._boot_id,
+            tools=NodeTools(
+                preflight=self._preflight,
+                command=lambda profile: preflight.command_for(config, profile.engine) or (),
+                free_port=lambda taken: preflight.free_port(config.policy.ports, taken, config.mgmt_addr),
+                probe=_probe,
+                running=_running,
+            ),
+            on_report=self._shard_changed,
+        )
+        self._link = Link(
+            server=config.server,
+            join_secret=config.join_secret,
+            node_id=config.node_id,
+            register=self._registration,
+            on_registered=self._registered,
+            on_message=self._take,
+        )
+
+    async def run(self, *, stop_engines: bool) -> None:
+        """Until SIGTERM or SIGINT."""
+        ended = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, ended.set)
+        await self._supervisor.adopt()
+        await self._discover()
+        work = (self._link.run(), self._beat(), self._watch_hardware(), self._report_often())
+        tasks = [asyncio.create_task(item) for item in work]
+        waiter = asyncio.create_task(ended.wait())
+        await asyncio.wait({waiter, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+        await self._link.close(Goodbye(reason="the agent was asked to stop", engines_stay=not stop_engines))
+        await self._supervisor.close(stop_engines=stop_engines)
+        for task in (waiter, *tasks):
+            task.cancel()
+        await asyncio.gather(waiter, *tasks, return_exceptions=True)
+
+    # -- what is said -------------------------------------------------------------------------------------------------
+
+    async def _registration(self) -> Register:
+        config = self._config
+        identity = load_identity(config.state_dir)
+        inventory = self._inventory
+        self._sent_fingerprint = inventory.fingerprint() if inventory else ""
+        self._revision = -1
+        return Register(
+            protocol=PROTOCOL_VERSION,
+            agent_version=__version__,
+            node_id=config.node_id,
+            machine_id=machine_id(),
+            boot_id=self._boot_id,
+            instance_id=INSTANCE_ID,
+            hostname=socket.gethostname(),
+            mgmt_addr=config.mgmt_addr,
+            node_uid=identity.node_uid if identity else None,
+            credential=identity.credential if identity else None,
+            inventory=inventory.to_json() if inventory else {},
+            inventory_fingerprint=self._sent_fingerprint,
+            fabrics=tuple(label.name for label in config.fabrics),
+            labels=config.labels,
+            engines=await asyncio.to_thread(preflight.available_engines, config),
+            shards=self._supervisor.reports(),
+            state_lost=self._supervisor.state_lost,
+            platform=platform.platform(),
+        )
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self._heartbeat_seconds)
+            age = time.monotonic() - self._inventory_at
+            stale = round(age, 1) if age > 3 * DISCOVERY_SECONDS else None
+            self._link.send(Heartbeat(desired_revision=self._applied, inventory_stale_seconds=stale))
+
+    async def _report_often(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._look.wait(), self._report_seconds)
+            self._look.clear()
+            await self._report(force=False)
+
+    async def _report(self, *, force: bool) -> None:
+        inventory = self._inventory
+        print_ = inventory.fingerprint() if inventory else ""
+        changed = force or print_ != self._sent_fingerprint
+        sent = self._link.send(
+            Report(
+                shards=self._supervisor.reports(),
+                inventory=inventory.to_json() if inventory and changed else None,
+                inventory_fingerprint=print_,
+                engines=await asyncio.to_thread(preflight.available_engines, self._config),
+            )
+        )
+        if sent and changed:
+            self._sent_fingerprint = print_
+
+    def _shard_changed(self, report: ShardReport) -> None:
+        self._link.send(ShardStatus(report=report))
+
+    # -- what is heard ------------------------------------------------------------------------------------------------
+
+    async def _registered(self, message: Registered) -> None:
+        if message.credential:
+            save_identity(self._config.state_dir, Identity(node_uid=message.node_uid, credential=message.credential))
+        self._heartbeat_seconds = message.heartbeat_seconds
+        self._report_seconds = message.report_seconds
+        log.info("agent.registered node=%s session=%d", self._config.node_id, message.session)
+        await self._apply(message.desired)
+
+    async def _apply(self, desired: Desired) -> None:
+        if desired.revision < self._revision:
+            return  # computed before an order that has come since
+        self._revision = desired.revision
+        async with self._applying:
+            await self._supervisor.apply(desired)
+        self._applied = desired.revision
+
+    async def _take(self, message: Message) -> None:
+        match message:
+            case Start(command=command, revision=revision, shard=shard):
+                self._revision = max(self._revision, revision)
+                try:
+                    async with self._applying:
+                        await self._supervisor.start(shard)
+                except OrderRefused as refused:
+                    self._link.send(Ack(command=command, accepted=False, code=refused.code, detail=refused.detail))
+                    return
+                self._done(command, revision)
+            case Stop(command=command, revision=revision):
+                self._revision = max(self._revision, revision)
+                self._done(command, revision)
+                await self._supervisor.stop(
+                    message.shard, message.epoch, grace_seconds=message.grace_seconds, reason=message.reason
+                )
+            case Drain(command=command, revision=revision):
+                self._revision = max(self._revision, revision)
+                self._done(command, revision)
+                await self._supervisor.drain(
+                    message.shard, message.epoch, deadline_seconds=message.deadline_seconds, reason=message.reason
+                )
+            case Sync(desired=desired):
+                await self._apply(desired)
+            case Refresh():
+                await self._report(force=True)
+            case Tail(shard=shard, epoch=epoch, lines=lines):
+                tail = await asyncio.to_thread(self._supervisor.tail, shard, epoch, min(lines, 1000))
+                self._link.send(LogChunk(shard=shard, epoch=epoch, lines=tail))
+            case _:
+                pass
+
+    def _done(self, command: int, revision: int) -> None:
+        self._link.send(Ack(command=command))
+        self._applied = max(self._applied, revision)
+
+    # -- hardware -----------------------------------------------------------------------------------------------------
+
+    async def _watch_hardware(self) -> None:
+        while True:
+            await asyncio.sleep(DISCOVERY_SECONDS)
+            before = self._inventory.fingerprint() if self._inventory else ""
+            await self._discover()
+            if self._inventory and self._inventory.fingerprint() != before:
+                self._look.set()
+
+    async def _discover(self) -> None:
+        config = self._config
+        options = DiscoveryOptions(
+            node_id=config.node_id,
+            fabrics=tuple((label.name, label.hcas) for label in config.fabrics),
+            expect_gpus=config.expect_gpus,
+            expect_hcas=config.expect_hcas,
+        )
+        self._inventory = await asyncio.to_thread(discover, options)
+        self._inventory_at = time.monotonic()
+
+    def _preflight(self, profile: Profile, spec: ShardSpec) -> tuple[str, str, str] | None:
+        inventory = self._inventory.to_json() if self._inventory else {}
+        refused = preflight.check(self._config, profile, spec, inventory, self._supervisor.owned_pids())
+        return (refused.code.value, refused.detail, refused.hint) if refused else None
+
+
+async def _probe(endpoint: str, readiness: Readiness, name: str, key: str | None) -> bool:
+    return await asyncio.to_thread(probes.ready, endpoint, readiness, name=name, key=key)
+
+
+async def _running(endpoint: str, key: str | None) -> int | None:
+    return (await asyncio.to_thread(probes.load, endpoint, key=key)).running
