@@ -1,4 +1,4 @@
-"""HCA ports from /sys/class/infiniband. Any file may be missing or unreadable; fabrics come from the owner's labels alone."""
+"""HCA ports from /sys/class/infiniband. Any file may be missing; fabrics come from the owner's labels alone."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""GPUs from `nvidia-smi --query-gpu` as CSV. The program may be missing, slow or lie: text and code are judged together."""
+"""GPUs from `nvidia-smi --query-gpu` as CSV. It may be missing, slow or lie: text and code are judged together."""
 
 import os
 import re

@@ -1,0 +1,84 @@
+"""The fleet as one frozen value, which placement and reconcile look at; fleet.snapshots builds it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from agent_client.profile import Profile
+from agent_client.protocol.states import ShardState
+from fleet.domain.states import NodeStatus, ReplicaState, ReplicaWish
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuView:
+    pk: int
+    uuid: str
+    index: int
+    gpu_class: str
+    memory_total_mib: int | None = None
+    memory_used_mib: int | None = None
+    domain: str = ""
+    usable: bool = True  # present and placeable, by the agent's word
+    problem: str = ""
+    schedulable: bool = True
+    holder: str = ""  # label of the replica whose live claim it is
+    foreign: str = ""  # a process that is not ours
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    pk: int
+    name: str
+    status: NodeStatus
+    schedulable: bool = True
+    cordon_reason: str = ""
+    silent_seconds: float | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    engines: tuple[str, ...] = ()
+    gpus: tuple[GpuView, ...] = ()
+    shards: int = 0  # live ones; spreads CPU replicas
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardView:
+    pk: int
+    rank: int
+    epoch: int
+    node: int
+    state: ShardState
+    wanted: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaView:
+    pk: int
+    label: str
+    model: int
+    number: int
+    wish: ReplicaWish
+    state: ReplicaState
+    attempt: int
+    revision: int  # number of the revision it runs
+    created_at: datetime
+    next_try_at: datetime | None = None
+    restart_requested: bool = False
+    explanation_text: str = ""
+    avoid_node: int | None = None  # where it failed for a reason of that node
+    shards: tuple[ShardView, ...] = ()  # every one that has not ended, and those of the newest attempt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelView:
+    pk: int
+    name: str
+    replicas: int
+    revision: int
+    profile: Profile | None  # None: it could not be read; `profile_error` says why
+    profile_error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSnapshot:
+    nodes: tuple[NodeView, ...] = ()
+    models: tuple[ModelView, ...] = ()  # managed ones alone
+    replicas: tuple[ReplicaView, ...] = ()

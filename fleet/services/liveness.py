@@ -1,0 +1,110 @@
+"""Applies liveness verdicts: unreachable, lost, and the brake that holds evictions when most of the fleet is silent."""
+
+from datetime import datetime
+from typing import Any
+
+from django.db import transaction
+from django.db.models.functions import Now
+
+from agent_client.protocol.states import ENDED_SHARD_STATES, ShardState
+from fleet import doorbell
+from fleet.conf import fleet_conf
+from fleet.domain.liveness import LISTENER_FRESH_SECONDS, Limits, NodeSilence, judge
+from fleet.domain.states import NodeStatus, Severity
+from fleet.models import Event, Listener, Node, Shard
+from fleet.services import claims
+from fleet.services.errors import StaleTransition
+from fleet.services.events import record
+from fleet.services.replicas import recompute
+from fleet.services.transitions import move_node, move_shard
+
+
+def run(*, now: datetime) -> None:
+    """Judge every node once."""
+    conf = fleet_conf()
+    limits = Limits(
+        unreachable_after=conf.unreachable_after.total_seconds(),
+        lost_after=conf.lost_after.total_seconds(),
+        start_grace=conf.start_grace.total_seconds(),
+        brake_share=conf.brake_share,
+        brake_nodes=conf.brake_nodes,
+        loss_spacing=conf.loss_spacing.total_seconds(),
+    )
+    verdict = judge(_silences(), listening_for=_listening_for(), since_last_loss=_since_last_loss(now), limits=limits)
+    for node in verdict.unreachable:
+        _unreachable(node)
+    for node in verdict.lost:
+        _lost(node, now)
+    if not verdict.deaf:
+        _brake(verdict.held)
+
+
+def _silences() -> list[NodeSilence]:
+    rows: Any = Node.objects.filter(last_seen_at__isnull=False).annotate(now=Now())
+    return [
+        NodeSilence(
+            pk=node.pk,
+            name=node.name,
+            status=NodeStatus(node.status),
+            silent_seconds=(node.now - node.last_seen_at).total_seconds(),
+        )
+        for node in rows
+    ]
+
+
+def _listening_for() -> float | None:
+    rows: Any = Listener.objects.annotate(now=Now())
+    fresh = [
+        (row.now - row.started_at).total_seconds()
+        for row in rows
+        if (row.now - row.seen_at).total_seconds() < LISTENER_FRESH_SECONDS
+    ]
+    return max(fresh, default=None)
+
+
+def _since_last_loss(now: datetime) -> float | None:
+    last = Event.objects.filter(kind="node_lost").order_by("-id").values_list("at", flat=True).first()
+    return None if last is None else (now - last).total_seconds()
+
+
+@transaction.atomic
+def _unreachable(node: NodeSilence) -> None:
+    text = f"silent for {node.silent_seconds:.0f} s"
+    try:
+        move_node(node.pk, NodeStatus.UNREACHABLE, reason=text)
+    except StaleTransition:
+        return
+    record("node_unreachable", f"{node.name}: {text}", severity=Severity.WARNING, node_id=node.pk)
+
+
+@transaction.atomic
+def _lost(node: NodeSilence, now: datetime) -> None:
+    """Its shards are lost and its cards free for the books; whether engines still run there is not claimed."""
+    text = f"silent for {node.silent_seconds:.0f} s"
+    try:
+        move_node(node.pk, NodeStatus.LOST, reason=text)
+    except StaleTransition:
+        return
+    record("node_lost", f"{node.name}: lost, {text}", severity=Severity.ERROR, node_id=node.pk)
+    replicas: set[int] = set()
+    for shard in Shard.objects.filter(node_id=node.pk).exclude(state__in=[*ENDED_SHARD_STATES, ShardState.LOST]):
+        move_shard(shard.pk, ShardState.LOST, reason=f"node {node.name} is lost")
+        claims.release(shard.pk)
+        replicas.add(shard.replica_id)
+    for replica_id in replicas:
+        recompute(replica_id, now=now)
+    doorbell.ring_reconcile()
+    doorbell.ring_routes()
+
+
+@transaction.atomic
+def _brake(held: tuple[NodeSilence, ...]) -> None:
+    """One event when evictions begin to be held, one when that ends."""
+    last = Event.objects.filter(kind__in=["eviction_held", "eviction_released"]).order_by("-id").first()
+    holding = last is not None and last.kind == "eviction_held"
+    if held and not holding:
+        names = ", ".join(node.name for node in held[:5]) + (" …" if len(held) > 5 else "")
+        text = f"evictions are held: {len(held)} nodes are silent at once ({names}); nothing is declared lost"
+        record("eviction_held", text, severity=Severity.ERROR)
+    elif not held and holding:
+        record("eviction_released", "evictions are no longer held")

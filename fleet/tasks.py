@@ -1,0 +1,39 @@
+"""Thin Celery tasks around services; periods stand in llmgw_site.celery."""
+
+import os
+import socket
+import uuid
+from datetime import timedelta
+
+from celery import shared_task
+from django.utils import timezone
+
+from fleet.domain.states import CommandState
+from fleet.models import AgentSession, Command, Event, Listener
+from fleet.services import liveness, reconciler
+
+EVENTS_KEPT = timedelta(days=90)
+ENDED_KEPT = timedelta(days=7)
+
+
+@shared_task
+def reconcile() -> None:
+    """One tick. When another is under way, one more follows shortly: it may have read before the ring."""
+    holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+    if reconciler.run(holder=holder, now=timezone.now()) is None:
+        reconcile.apply_async(countdown=0.3, expires=10)
+
+
+@shared_task
+def judge_nodes() -> None:
+    liveness.run(now=timezone.now())
+
+
+@shared_task
+def housekeeping() -> None:
+    """Old rows go; nothing that is still open does."""
+    now = timezone.now()
+    Event.objects.filter(at__lt=now - EVENTS_KEPT).delete()
+    AgentSession.objects.filter(closed_at__lt=now - ENDED_KEPT).delete()
+    Command.objects.filter(answered_at__lt=now - ENDED_KEPT).exclude(state=CommandState.OPEN).delete()
+    Listener.objects.filter(seen_at__lt=now - ENDED_KEPT).delete()
