@@ -24,8 +24,8 @@ def load() -> FleetSnapshot:
     shards += list(newest.values_list("pk", "rank", "epoch", "node_id", "state", "wanted", "replica_id"))
     by_replica: dict[int, list[ShardView]] = defaultdict(list)
     per_node: dict[int, int] = defaultdict(int)
-    for pk, rank, epoch, node, state, wanted, replica in shards:
-        state = ShardState(state)
+    for pk, rank, epoch, node, word, wanted, replica in shards:
+        state = ShardState(word)
         by_replica[replica].append(ShardView(pk=pk, rank=rank, epoch=epoch, node=node, state=state, wanted=wanted))
         per_node[node] += state not in ENDED_SHARD_STATES
     return FleetSnapshot(nodes=_nodes(per_node), models=_models(), replicas=_replicas(by_replica))

@@ -1,0 +1,146 @@
+"""What a request gets: who asks, which model, which route; the answers that need no engine; the books of this process."""
+
+import json
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from routing.dataplane.client import ClientConnection
+from routing.dataplane.exchange import Client, Proxied, Request
+from routing.dataplane.upstream import Pool
+from routing.domain import openai
+from routing.domain.select import Load
+from routing.keys import Denied, Key, authenticate
+from routing.table import Route, RoutingTable
+
+log = logging.getLogger("routing")
+
+
+class Router:
+    def __init__(
+        self, table: RoutingTable, *, no_auth: bool = False, on_usage: Callable[[dict[str, Any]], None]
+    ) -> None:
+        self.table = table
+        self.loads: dict[str, Load] = defaultdict(Load)
+        self.pool = Pool()
+        self.clients: set[ClientConnection] = set()
+        self.stopping = False
+        self.turn = 0
+        self.used = on_usage
+        self._no_auth = no_auth
+        self._counters: dict[tuple[str, str], int] = defaultdict(int)
+
+    async def serve(self, connection: ClientConnection, request: Request, client: Client) -> None:
+        began = time.monotonic()
+        status = await self._answer(connection, request, client)
+        self.count("llmgw_router_requests_total", str(status))
+        line = {
+            "event": "request",
+            "id": request.id,
+            "method": request.method,
+            "path": request.path,
+            "status": status,
+            "ms": round((time.monotonic() - began) * 1000, 1),
+        }
+        log.info(json.dumps(line))
+
+    async def _answer(self, connection: ClientConnection, request: Request, client: Client) -> int:
+        def say(status: int, text: str, *, retry_after: int = 0, code: str = "") -> int:
+            headers = ((b"Retry-After", str(retry_after).encode()),) if retry_after else ()
+            connection.answer(status, openai.error(status, text, code=code), headers=headers)
+            return status
+
+        plain = self._plain(request)
+        if plain is not None:
+            connection.answer(plain[0], plain[1], kind=b"text/plain; charset=utf-8")
+            return plain[0]
+        if not request.path.startswith("/v1/"):
+            return say(404, f"cannot find {request.path}: the API begins with /v1/")
+        key: Key | None = None
+        if self.table.auth and not self._no_auth:
+            found = authenticate(self.table.keys, _given_key(request), datetime.now(UTC))
+            if isinstance(found, Denied):
+                if found is Denied.UNKNOWN and not self.table.keys_complete:
+                    return say(503, "cannot check the key now: the control plane is away", retry_after=5)
+                return say(401, f"cannot authenticate: the API key is {found}", code="invalid_api_key")
+            key = found
+        if request.path == "/v1/models" or request.path.startswith("/v1/models/"):
+            return self._models(connection, request, key, say)
+        if request.method != "POST":
+            return say(405, f"cannot {request.method} {request.path}: use POST")
+        try:
+            asked = openai.read(request.body)
+        except openai.BadRequest as error:
+            return say(400, str(error))
+        route = self.table.routes.get(asked.model)
+        if route is None:
+            return say(404, f"The model `{asked.model}` does not exist.", code="model_not_found")
+        if key is not None and not (key.may_use(route.name) or key.may_use(asked.model)):
+            return say(403, f"cannot use {asked.model}: the key does not allow it", code="model_not_allowed")
+        if not any(not endpoint.draining for endpoint in route.endpoints):
+            why = route.reason or "no replica is ready"
+            return say(503, f"cannot serve {route.name} now: {why}", retry_after=route.retry_after)
+        exchange = Proxied(self, client, request, route, asked, key)
+        connection.bind(exchange)
+        exchange.on_cut = connection.cut
+        return await exchange.run()
+
+    def _plain(self, request: Request) -> tuple[int, bytes] | None:
+        if request.method not in ("GET", "HEAD"):
+            return None
+        if request.path == "/healthz":
+            return 200, b"ok\n"
+        if request.path == "/readyz":
+            return (503, b"stopping\n") if self.stopping else (200, b"ok\n")
+        if request.path == "/metrics":
+            return 200, self._metrics().encode()
+        return None
+
+    def _models(self, connection: ClientConnection, request: Request, key: Key | None, say: Callable[..., int]) -> int:
+        wanted = request.path.removeprefix("/v1/models").removeprefix("/")
+        rows = []
+        for name, route in self.table.routes.items():
+            if key is None or key.may_use(route.name) or key.may_use(name):
+                rows.append({"id": name, "object": "model", "created": 0, "owned_by": "llmgw", "state": _state(route)})
+        if not wanted:
+            connection.answer(200, json.dumps({"object": "list", "data": rows}).encode())
+            return 200
+        row = next((row for row in rows if row["id"] == wanted), None)
+        if row is None:
+            return say(404, f"The model `{wanted}` does not exist.", code="model_not_found")
+        connection.answer(200, json.dumps(row).encode())
+        return 200
+
+    # -- books --------------------------------------------------------------------------------------------------------
+
+    def count(self, name: str, label: str) -> None:
+        self._counters[name, label] += 1
+
+    def broken(self, request: Request, error: Exception) -> None:
+        log.error(json.dumps({"event": "broken", "id": request.id, "path": request.path}), exc_info=error)
+
+    def _metrics(self) -> str:
+        lines = [f'{name}{{label="{label}"}} {value}' for (name, label), value in sorted(self._counters.items())]
+        now = time.monotonic()
+        for key, load in sorted(self.loads.items()):
+            lines.append(f'llmgw_router_outstanding{{endpoint="{key}"}} {load.outstanding}')
+            lines.append(f'llmgw_router_ejected{{endpoint="{key}"}} {int(load.ejected_until > now)}')
+        lines.append(f"llmgw_router_table_revision {self.table.revision}")
+        return "\n".join(lines) + "\n"
+
+
+def _state(route: Route) -> str:
+    return "ready" if any(not endpoint.draining for endpoint in route.endpoints) else route.state
+
+
+def _given_key(request: Request) -> str | None:
+    for name, value in request.headers:
+        lower = name.lower()
+        if lower == b"authorization" and value[:7].lower() == b"bearer ":
+            return value[7:].strip().decode("latin-1")
+        if lower == b"x-api-key":
+            return value.strip().decode("latin-1")
+    return None
