@@ -1,8 +1,8 @@
-"""One client's connection: requests in, answers out, back pressure both ways. A client that leaves cancels its request."""
+"""One client's connection: requests in, answers out, back pressure. A client that leaves cancels its request."""
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 from urllib.parse import unquote
 
 import httptools
@@ -45,8 +45,7 @@ class ClientConnection(asyncio.Protocol):
     # -- asyncio ------------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's own class is none of asyncio's
         self._router.clients.add(self)
         self._watch_head()
 

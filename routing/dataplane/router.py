@@ -1,4 +1,4 @@
-"""What a request gets: who asks, which model, which route; the answers that need no engine; the books of this process."""
+"""What a request gets: who asks, which model, which route; answers that need no engine; this process's books."""
 
 import json
 import logging

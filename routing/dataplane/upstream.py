@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict, deque
-from typing import Protocol
+from typing import Protocol, cast
 
 import httptools
 
@@ -33,8 +33,7 @@ class Upstream(asyncio.Protocol):
     # -- asyncio ------------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's own class is none of asyncio's
 
     def data_received(self, data: bytes) -> None:
         if self.exchange is None:  # bytes that nobody asked for

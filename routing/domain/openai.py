@@ -16,6 +16,7 @@ class _Head(msgspec.Struct):
     stream_options: dict[str, Any] | None = None
 
 
+_KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _decoder = msgspec.json.Decoder(_Head)
 
 

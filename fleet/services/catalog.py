@@ -1,0 +1,166 @@
+"""The catalog: apply, diff, export. Declarative and idempotent; the rules for an entry stand in agent_client.profile."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import IntegrityError, transaction
+
+from agent_client.profile import Entry, ProfileError, parse_catalog, parse_entry
+from fleet import doorbell
+from fleet.domain.states import ReplicaWish
+from fleet.models import CatalogModel, ProfileRevision, Replica, ServedName
+from fleet.services.errors import FleetError
+from fleet.services.events import record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    verb: str  # add, change, remove
+    name: str
+    details: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        sign = {"add": "+", "change": "~", "remove": "-"}[self.verb]
+        return f"{sign} {self.name}" + (f": {'; '.join(self.details)}" if self.details else "")
+
+
+def read_entry(data: Any) -> Entry:
+    """One entry; FleetError with every problem."""
+    try:
+        return parse_entry(data)
+    except ProfileError as error:
+        raise _invalid(error) from None
+
+
+def save_entry(entry: Entry, *, actor: str) -> bool:
+    """Create or change one model; whether anything changed."""
+    try:
+        with transaction.atomic():
+            return _save(entry, actor)
+    except IntegrityError:
+        raise FleetError("name_taken", f"cannot save {entry.name}: another model has that name or alias") from None
+
+
+@transaction.atomic
+def delete_model(name: str, *, actor: str) -> None:
+    """Remove a model. Its replicas are stopped first; the row goes with the last of them."""
+    model = CatalogModel.objects.select_for_update().filter(name=name).first()
+    if model is None:
+        raise FleetError("model_unknown", f"cannot delete {name}: there is no such model")
+    if Replica.objects.filter(model=model).exclude(attempt=0).exists():
+        CatalogModel.objects.filter(pk=model.pk).update(replicas=0)
+        Replica.objects.filter(model=model).update(wish=ReplicaWish.REMOVE)
+        record(
+            "model_scaled_to_zero", f"{name}: replicas are being stopped; delete again when none is left", actor=actor
+        )
+    else:
+        model.delete()
+        record("model_deleted", f"{name} deleted", actor=actor)
+    doorbell.ring_reconcile()
+    doorbell.ring_routes()
+
+
+def diff_catalog(data: Any) -> tuple[Change, ...]:
+    """What apply_catalog would do."""
+    entries = _entries(data)
+    kept = {model.name: model for model in CatalogModel.objects.all()}
+    changes = []
+    for entry in entries:
+        model = kept.pop(entry.name, None)
+        if model is None:
+            changes.append(Change(verb="add", name=entry.name))
+        elif details := _differences(model, entry):
+            changes.append(Change(verb="change", name=entry.name, details=details))
+    changes += [Change(verb="remove", name=name) for name in sorted(kept)]
+    return tuple(changes)
+
+
+def apply_catalog(data: Any, *, actor: str) -> tuple[Change, ...]:
+    """Make the catalog what the file says: add, change, remove."""
+    entries = {entry.name: entry for entry in _entries(data)}
+    changes = diff_catalog(data)
+    for change in sorted(changes, key=lambda each: each.verb != "remove"):  # a removed name may be another's alias now
+        if change.verb == "remove":
+            delete_model(change.name, actor=actor)
+        else:
+            save_entry(entries[change.name], actor=actor)
+    return changes
+
+
+def export_catalog() -> dict[str, Any]:
+    """The catalog as the data of a file that apply_catalog takes back without a change."""
+    return {"models": [parse_entry(_stored(model)).to_dict() for model in CatalogModel.objects.order_by("name")]}
+
+
+def _entries(data: Any) -> tuple[Entry, ...]:
+    try:
+        return parse_catalog(data).models
+    except ProfileError as error:
+        raise _invalid(error) from None
+
+
+def _invalid(error: ProfileError) -> FleetError:
+    hints = [problem.hint for problem in error.problems if problem.hint]
+    return FleetError("invalid_catalog", str(error), "; ".join(hints))
+
+
+def _stored(model: CatalogModel) -> dict[str, Any]:
+    data: dict[str, Any] = {"name": model.name, "aliases": model.aliases}
+    if model.profile is not None:
+        return data | {"replicas": model.replicas, "profile": model.profile}
+    return data | {"endpoints": model.endpoints}
+
+
+def _columns(entry: Entry) -> dict[str, Any]:
+    data = entry.to_dict()
+    return {
+        "aliases": list(entry.aliases),
+        "replicas": entry.replicas,
+        "profile": data.get("profile"),
+        "endpoints": data.get("endpoints"),
+    }
+
+
+def _differences(model: CatalogModel, entry: Entry) -> tuple[str, ...]:
+    out = []
+    for name, value in _columns(entry).items():
+        before = getattr(model, name)
+        if before == value:
+            continue
+        if isinstance(before, dict) and isinstance(value, dict):
+            keys = sorted(key for key in before.keys() | value.keys() if before.get(key) != value.get(key))
+            out += [f"{name}.{key}: {before.get(key)!r} → {value.get(key)!r}" for key in keys]
+        else:
+            out.append(f"{name}: {before!r} → {value!r}")
+    return tuple(out)
+
+
+def _save(entry: Entry, actor: str) -> bool:
+    model = CatalogModel.objects.select_for_update().filter(name=entry.name).first()
+    columns = _columns(entry)
+    if model is None:
+        model = CatalogModel.objects.create(name=entry.name, **columns)
+        renewed = True
+        record("model_added", f"{entry.name} added", actor=actor)
+    else:
+        details = _differences(model, entry)
+        if not details:
+            return False
+        renewed = model.profile != columns["profile"] or model.aliases != columns["aliases"]
+        revision = model.revision + 1 if renewed else model.revision
+        CatalogModel.objects.filter(pk=model.pk).update(revision=revision, **columns)
+        model.refresh_from_db()
+        record("model_changed", f"{entry.name}: {'; '.join(details)}", actor=actor)
+    if renewed and entry.profile is not None:
+        ProfileRevision.objects.get_or_create(
+            model=model,
+            number=model.revision,
+            defaults={"profile": columns["profile"], "served_names": list(entry.served_names)},
+        )
+    ServedName.objects.filter(model=model).exclude(name__in=entry.served_names).delete()
+    for name in entry.served_names:
+        if not ServedName.objects.filter(model=model, name=name).exists():
+            ServedName.objects.create(model=model, name=name)
+    doorbell.ring_reconcile()
+    doorbell.ring_routes()
+    return True

@@ -1,0 +1,49 @@
+"""API keys with `may_manage` open the REST API; the router's other keys do not."""
+
+from typing import Any
+
+from django.contrib.auth.models import AnonymousUser
+from django.utils import timezone
+from rest_framework.authentication import BaseAuthentication
+from rest_framework.exceptions import AuthenticationFailed
+from rest_framework.request import Request
+
+from routing.keys import Denied, Key, authenticate
+from routing.models import ApiKey
+
+
+class KeyUser(AnonymousUser):
+    """Whoever holds a managing key."""
+
+    is_staff = True
+    is_active = True
+
+    def __init__(self, key: ApiKey) -> None:
+        super().__init__()
+        self.username = f"key:{key.name}"
+
+    @property
+    def is_authenticated(self) -> bool:  # type: ignore[override]
+        return True
+
+
+class ApiKeyAuthentication(BaseAuthentication):
+    def authenticate(self, request: Request) -> tuple[Any, Any] | None:
+        kind, _, given = request.headers.get("Authorization", "").partition(" ")
+        if kind.lower() != "bearer":
+            return None
+        parts = given.strip().split("_", 2)
+        row = ApiKey.objects.filter(prefix=parts[1], revoked_at__isnull=True).first() if len(parts) == 3 else None
+        keys = {}
+        if row is not None:
+            key = Key(id=str(row.pk), name=row.name, prefix=row.prefix, sha256=row.sha256, expires=row.expires_at)
+            keys[row.prefix] = key
+        found = authenticate(keys, given.strip(), timezone.now())
+        if isinstance(found, Denied) or row is None:
+            raise AuthenticationFailed(f"cannot authenticate: the API key is {found}")
+        if not row.may_manage:
+            raise AuthenticationFailed(f"cannot authenticate: the key {row.name} may not use the REST API")
+        return KeyUser(row), row
+
+    def authenticate_header(self, request: Request) -> str:
+        return "Bearer"
