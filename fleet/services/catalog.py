@@ -1,4 +1,4 @@
-"""The catalog: apply, diff, export. Declarative and idempotent; the rules for an entry stand in agent_client.profile."""
+"""The catalog: apply, diff, export. Declarative and idempotent; the rules stand in agent_client.profile."""
 
 from dataclasses import dataclass
 from typing import Any

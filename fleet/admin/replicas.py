@@ -1,0 +1,119 @@
+"""Replicas, shards and claims. A replica's page: one sentence, why, where, failures, events."""
+
+import json
+from typing import Any
+
+from django.contrib import admin
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+from unfold.decorators import display
+
+from fleet.admin.base import MachineOwnedAdmin
+from fleet.admin.display import LABELS
+from fleet.domain.states import ReplicaWish
+from fleet.models import Event, GpuClaim, Replica, Shard
+from fleet.services import operations
+
+
+@admin.register(Replica)
+class ReplicaAdmin(MachineOwnedAdmin):
+    list_display = ["label", "shown_state", "wish", "short_reason", "attempt", "crash_count", "state_at"]
+    list_filter = ["state", "wish", "model"]
+    list_select_related = ["model"]
+    search_fields = ["model__name", "reason"]
+    actions = ["stop", "start", "restart"]
+    fieldsets = [
+        (None, {"fields": ["sentence", "why", "where"]}),
+        ("Failures", {"fields": ["failures"]}),
+        ("Events", {"fields": ["events"]}),
+        ("Facts", {"fields": ["model", "number", "revision", "wish", "state", "attempt", "endpoint", "crash_count"]}),
+    ]
+    readonly_fields = ["sentence", "why", "where", "failures", "events"]
+
+    @display(description="state", ordering="state", label=LABELS)
+    def shown_state(self, replica: Replica) -> str:
+        return replica.state
+
+    @display(description="reason")
+    def short_reason(self, replica: Replica) -> str:
+        return replica.reason[:160]
+
+    @display(description="Now")
+    def sentence(self, replica: Replica) -> str:
+        since = f"since {replica.state_at:%Y-%m-%d %H:%M:%S} UTC"
+        following = f" Next try at {replica.next_try_at:%H:%M:%S} UTC." if replica.next_try_at else ""
+        reason = f": {replica.reason}" if replica.reason else ""
+        return f"{replica.label} is {replica.state} {since}{reason}.{following}"
+
+    @display(description="Why")
+    def why(self, replica: Replica) -> SafeString | str:
+        explanation = replica.explanation
+        if not explanation:
+            return "-"
+        rows = format_html_join("", "<li>{}</li>", ((node.get("text", ""),) for node in explanation.get("nodes", [])))
+        return format_html(
+            "<p>{}</p><p>{}</p><ul>{}</ul>", explanation.get("text", ""), explanation.get("hint", ""), rows
+        )
+
+    @display(description="Where")
+    def where(self, replica: Replica) -> SafeString | str:
+        rows = []
+        for shard in replica.shards.select_related("node").order_by("-epoch", "rank")[:8]:
+            cards = ", ".join(str(claim.gpu) for claim in shard.claims.select_related("gpu"))
+            pids = ", ".join(map(str, shard.pids)) or "-"
+            rows.append((shard.epoch, shard.rank, shard.node.name, shard.state, cards or "CPU", pids, shard.reason))
+        line = "<li>attempt {} rank {} on {}: {} ({}; pid {}) {}</li>"
+        return format_html("<ul>{}</ul>", format_html_join("", line, rows)) if rows else "-"
+
+    @display(description="First and latest failure")
+    def failures(self, replica: Replica) -> SafeString | str:
+        found = [f for f in (replica.first_failure, replica.latest_failure) if f]
+        if not found:
+            return "-"
+        return format_html_join("", "<pre>{}</pre>", ((json.dumps(failure, indent=1),) for failure in found))
+
+    @display(description="Events")
+    def events(self, replica: Replica) -> SafeString | str:
+        rows = Event.objects.filter(replica=replica)[:30]
+        return format_html_join("", "<p>{} {}</p>", ((f"{e.at:%Y-%m-%d %H:%M:%S}", e.text) for e in rows)) or "-"
+
+    @admin.action(description="Stop")
+    def stop(self, request: HttpRequest, rows: QuerySet[Replica]) -> None:
+        self._wish(request, rows, ReplicaWish.STOP, "is to be stopped")
+
+    @admin.action(description="Start")
+    def start(self, request: HttpRequest, rows: QuerySet[Replica]) -> None:
+        self._wish(request, rows, ReplicaWish.RUN, "is to run")
+
+    @admin.action(description="Restart")
+    def restart(self, request: HttpRequest, rows: QuerySet[Replica]) -> None:
+        actor = request.user.get_username()
+        act = lambda r: operations.restart_replica(replica=r, actor=actor)  # noqa: E731
+        self.each(request, rows, act, "is to be restarted")
+
+    def _wish(self, request: HttpRequest, rows: QuerySet[Replica], wish: ReplicaWish, done: str) -> None:
+        actor = request.user.get_username()
+        act: Any = lambda r: operations.set_wish(replica=r, wish=wish, actor=actor)  # noqa: E731
+        self.each(request, rows, act, done)
+
+
+@admin.register(Shard)
+class ShardAdmin(MachineOwnedAdmin):
+    list_display = ["replica", "rank", "epoch", "node", "shown_state", "wanted", "endpoint", "reason"]
+    list_filter = ["state", "wanted"]
+    list_select_related = ["replica__model", "node"]
+    search_fields = ["replica__model__name", "node__name"]
+
+    @display(description="state", ordering="state", label=LABELS)
+    def shown_state(self, shard: Shard) -> str:
+        return shard.state
+
+
+@admin.register(GpuClaim)
+class GpuClaimAdmin(MachineOwnedAdmin):
+    list_display = ["gpu", "shard", "claimed_at", "released_at"]
+    list_filter = ["released_at"]
+    list_select_related = ["gpu__node", "shard"]
+    search_fields = ["gpu__uuid"]

@@ -1,0 +1,107 @@
+"""What the REST API shows. Fields are listed one by one: keys and credentials are in none."""
+
+from typing import Any
+
+from rest_framework import serializers
+
+from fleet.models import Event, Gpu, Node, Replica, Shard
+
+
+class GpuSerializer(serializers.ModelSerializer[Gpu]):
+    holder = serializers.SerializerMethodField()
+
+    class Meta:
+        model = Gpu
+        fields = [
+            "uuid",
+            "index",
+            "name",
+            "gpu_class",
+            "memory_total_mib",
+            "memory_used_mib",
+            "compute_capability",
+            "domain",
+            "placeable",
+            "present",
+            "schedulable",
+            "cordon_reason",
+            "problems",
+            "holder",
+        ]
+
+    def get_holder(self, gpu: Gpu) -> str | None:
+        claims: list[Any] = [claim for claim in gpu.claims.all() if claim.released_at is None]
+        return str(claims[0].shard.replica) if claims else None
+
+
+class NodeSerializer(serializers.ModelSerializer[Node]):
+    gpus = GpuSerializer(many=True, read_only=True)
+
+    class Meta:
+        model = Node
+        fields = [
+            "uid",
+            "name",
+            "status",
+            "status_reason",
+            "status_at",
+            "schedulable",
+            "cordon_reason",
+            "hostname",
+            "mgmt_addr",
+            "agent_version",
+            "labels",
+            "fabrics",
+            "engines",
+            "connected",
+            "last_seen_at",
+            "inventory",
+            "inventory_stale_seconds",
+            "gpus",
+        ]
+
+
+class ShardSerializer(serializers.ModelSerializer[Shard]):
+    node = serializers.SlugRelatedField(slug_field="name", read_only=True)  # type: ignore[var-annotated]
+
+    class Meta:
+        model = Shard
+        fields = ["rank", "node", "epoch", "state", "state_at", "code", "reason", "hint", "endpoint", "pids", "phase"]
+
+
+class ReplicaSerializer(serializers.ModelSerializer[Replica]):
+    name = serializers.CharField(source="label", read_only=True)
+    model = serializers.SlugRelatedField(slug_field="name", read_only=True)  # type: ignore[assignment,var-annotated]
+    shards = serializers.SerializerMethodField()
+
+    class Meta:
+        model = Replica
+        fields = [
+            "uid",
+            "name",
+            "model",
+            "number",
+            "wish",
+            "state",
+            "state_at",
+            "code",
+            "reason",
+            "explanation",
+            "attempt",
+            "endpoint",
+            "crash_count",
+            "next_try_at",
+            "first_failure",
+            "latest_failure",
+            "shards",
+        ]
+
+    def get_shards(self, replica: Replica) -> list[dict[str, Any]]:
+        newest = [shard for shard in replica.shards.all() if shard.epoch == replica.attempt]
+        return list(ShardSerializer(newest, many=True).data)
+
+
+class EventSerializer(serializers.ModelSerializer[Event]):
+    class Meta:
+        model = Event
+        fields = ["id", "at", "kind", "severity", "text", "actor", "data"]
