@@ -9,7 +9,7 @@ from django.core.checks import CheckMessage, Error, register
 @register()
 def check_liveness_order(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     """A node must be unreachable before it is lost, and silent for more than one heartbeat before it is unreachable."""
-    fleet = settings.FLEET
+    fleet: dict[str, Any] = settings.FLEET
     if fleet["heartbeat_seconds"] < fleet["unreachable_after_seconds"] < fleet["lost_after_seconds"]:
         return []
     return [

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 from django.conf import settings
 
@@ -21,7 +22,7 @@ class FleetConf:
 
 
 def fleet_conf() -> FleetConf:
-    given = settings.FLEET
+    given: dict[str, Any] = settings.FLEET
     return FleetConf(
         heartbeat=timedelta(seconds=given["heartbeat_seconds"]),
         unreachable_after=timedelta(seconds=given["unreachable_after_seconds"]),

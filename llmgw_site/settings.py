@@ -95,7 +95,7 @@ CHANNEL_LAYERS = {
 }
 
 #: What the fleet is told; fleet.conf gives the types. Seconds unless the name says otherwise.
-FLEET = {
+FLEET: dict[str, Any] = {
     "heartbeat_seconds": env.number("FLEET_HEARTBEAT_SECONDS", 10, least=0.1),
     "unreachable_after_seconds": env.number("FLEET_UNREACHABLE_AFTER_SECONDS", 30, least=0.2),
     "lost_after_seconds": env.number("FLEET_LOST_AFTER_SECONDS", 300, least=0.3),

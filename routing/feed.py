@@ -1,4 +1,4 @@
-"""Writes the routes file that router children read, and takes their usage in; without a database the last file stays."""
+"""Writes the routes file that router children read and takes their usage in; with no database the last file stays."""
 
 import contextlib
 import json

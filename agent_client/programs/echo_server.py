@@ -256,13 +256,13 @@ async def run(args: argparse.Namespace, key: str | None) -> int:
         if args.ignore_sigterm:
             loop.add_signal_handler(number, lambda: None)
         else:
-            loop.add_signal_handler(number, lambda: ended.done() or ended.set_result(0))
+            loop.add_signal_handler(number, _end, ended, 0)
     if args.spawn_child:
         _leave_child()
     if args.exit_code is not None:
-        loop.call_later(args.exit_after, lambda: ended.done() or ended.set_result(args.exit_code))
+        loop.call_later(args.exit_after, _end, ended, args.exit_code)
     flood = loop.run_in_executor(None, _flood) if args.flood else None
-    await asyncio.wait({asyncio.ensure_future(asyncio.sleep(args.load_seconds)), ended}, return_when="FIRST_COMPLETED")
+    await asyncio.wait({ended}, timeout=args.load_seconds)
     if ended.done():
         return ended.result()
     server = await asyncio.start_server(EchoServer(args, key).serve, args.host, args.port, limit=2**20)
@@ -273,6 +273,11 @@ async def run(args: argparse.Namespace, key: str | None) -> int:
     if flood:
         os._exit(code)
     return code
+
+
+def _end(ended: "asyncio.Future[int]", code: int) -> None:
+    if not ended.done():
+        ended.set_result(code)
 
 
 def _leave_child() -> None:

@@ -14,7 +14,7 @@ from fleet.services import catalog
 from fleet.services.errors import FleetError
 
 
-class CatalogModelForm(forms.ModelForm):  # type: ignore[type-arg]
+class CatalogModelForm(forms.ModelForm):
     entry: Entry | None = None
 
     class Meta:

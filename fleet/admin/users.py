@@ -12,7 +12,7 @@ admin.site.unregister(Group)
 
 
 @admin.register(User)
-class UserAdmin(DjangoUserAdmin, ModelAdmin):  # type: ignore[type-arg]
+class UserAdmin(DjangoUserAdmin, ModelAdmin):
     form = UserChangeForm
     add_form = UserCreationForm
     change_password_form = AdminPasswordChangeForm

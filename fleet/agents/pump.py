@@ -163,9 +163,10 @@ class Pump:
                     await consumer.refresh()
 
 
-def _read(node_ids: set[int]) -> tuple[dict[int, list[Delivery]], dict[int, int | None]]:
+def _read(node_ids: set[int]) -> tuple[dict[int, list[Delivery]], dict[int, int]]:
     """Open orders and current sessions of these nodes, in two queries and one per start order."""
-    sessions = dict(Node.objects.filter(pk__in=node_ids).values_list("pk", "session_id"))
+    rows_of_nodes = Node.objects.filter(pk__in=node_ids).values_list("pk", "session_id")
+    sessions = {pk: session_id or 0 for pk, session_id in rows_of_nodes}
     rows = (
         Command.objects.filter(node_id__in=node_ids, state=CommandState.OPEN)
         .select_related("shard__replica__model", "shard__replica__revision")

@@ -62,7 +62,7 @@ class NodeSerializer(serializers.ModelSerializer[Node]):
 
 
 class ShardSerializer(serializers.ModelSerializer[Shard]):
-    node = serializers.SlugRelatedField(slug_field="name", read_only=True)  # type: ignore[var-annotated]
+    node = serializers.SlugRelatedField(slug_field="name", read_only=True)
 
     class Meta:
         model = Shard
@@ -71,7 +71,7 @@ class ShardSerializer(serializers.ModelSerializer[Shard]):
 
 class ReplicaSerializer(serializers.ModelSerializer[Replica]):
     name = serializers.CharField(source="label", read_only=True)
-    model = serializers.SlugRelatedField(slug_field="name", read_only=True)  # type: ignore[assignment,var-annotated]
+    model = serializers.SlugRelatedField(slug_field="name", read_only=True)
     shards = serializers.SerializerMethodField()
 
     class Meta:

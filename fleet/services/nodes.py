@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 import secrets
+import uuid
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -54,6 +55,7 @@ def register_node(*, message: Register, remote: str, now: datetime) -> Admission
 
 
 def _identify(message: Register, remote: str) -> tuple[Node, str | None]:
+    node: Node | None
     if message.node_uid:
         node = _by_uid(message)
     else:
@@ -79,12 +81,8 @@ def _identify(message: Register, remote: str) -> tuple[Node, str | None]:
 
 def _by_uid(message: Register) -> Node:
     try:
-        node = Node.objects.select_for_update().filter(uid=message.node_uid).first()
+        node = Node.objects.select_for_update().filter(uid=uuid.UUID(message.node_uid)).first()
     except ValueError:
-        node = None
-    except Exception as error:  # Django's ValidationError for a malformed UUID
-        if type(error).__name__ != "ValidationError":
-            raise
         node = None
     if node is None:
         raise FleetError(
@@ -105,8 +103,8 @@ def _by_uid(message: Register) -> Node:
 
 def _refuse_foreign(node: Node, message: Register, remote: str) -> None:
     """A newcomer may take a known name over only as the same machine, and only when nobody is using it."""
-    alive = node.connected and node.last_seen_at is not None
-    if alive and timezone.now() - node.last_seen_at < fleet_conf().unreachable_after + timedelta(seconds=5):
+    silent = timezone.now() - node.last_seen_at if node.last_seen_at else timedelta.max
+    if node.connected and silent < fleet_conf().unreachable_after + timedelta(seconds=5):
         where = node.mgmt_addr or "another agent"
         detail = f"cannot register {node.name} from {remote}: that node_id is in use by a connected agent ({where})"
     elif node.machine_id and node.machine_id != message.machine_id:

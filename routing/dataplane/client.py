@@ -7,7 +7,7 @@ from urllib.parse import unquote
 
 import httptools
 
-from routing.dataplane.exchange import Client, Request
+from routing.dataplane.exchange import Client, Proxied, Request
 from routing.domain import openai
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class ClientConnection(asyncio.Protocol):
         if self._exchange:
             self._exchange.resume()
 
-    _exchange = None
+    _exchange: "Proxied | None" = None
 
     def close_when_idle(self) -> bool:
         """Close now unless an answer is under way; whether it was closed."""
@@ -165,8 +165,8 @@ class ClientConnection(asyncio.Protocol):
         else:
             self._next()
 
-    def bind(self, exchange: "object | None") -> None:
-        self._exchange = exchange  # type: ignore[assignment]
+    def bind(self, exchange: "Proxied | None") -> None:
+        self._exchange = exchange
 
     def cut(self) -> None:
         """The answer can't be completed: the connection's end says so."""
@@ -175,7 +175,7 @@ class ClientConnection(asyncio.Protocol):
 
     # -- answers ------------------------------------------------------------------------------------------------------
 
-    def answer(self, status: int, body: bytes, *, kind: bytes = b"application/json", headers: tuple = ()) -> None:  # type: ignore[type-arg]
+    def answer(self, status: int, body: bytes, *, kind: bytes = b"application/json", headers: tuple = ()) -> None:
         length = str(len(body)).encode()
         self._head(status, [(b"Content-Type", kind), (b"Content-Length", length), *headers], True)
         if self._current is None or self._current.method != "HEAD":

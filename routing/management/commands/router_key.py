@@ -11,7 +11,7 @@ from routing.models import ApiKey
 
 
 class Command(BaseCommand):
-    help = "Make an API key and print it once; with --catalog-entry nothing is stored, and the entry for a file is printed."
+    help = "Make an API key and print it once; --catalog-entry stores nothing and prints the entry for a file."
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("name")

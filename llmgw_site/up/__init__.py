@@ -1,0 +1,1 @@
+"""`manage.py up`: one supervisor for the control plane's processes, on an embedded default."""

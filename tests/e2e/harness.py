@@ -1,0 +1,193 @@
+"""Real processes on loopback for end-to-end tests: bus, web, worker, beat, router, agent. Each ends by its pid."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+STANDIN = ROOT / "tests" / "support" / "vllm_standin"
+#: Multiplies every limit; slow machines raise it.
+PATIENCE = float(os.environ.get("LLMGW_TEST_PATIENCE", "1"))
+SECRET = "e2e-join-secret-canary"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for(check: Callable[[], Any], what: str, seconds: float = 30.0) -> Any:
+    """Poll until `check` gives something true; the assertion names what was waited for."""
+    deadline = time.monotonic() + seconds * PATIENCE
+    last: Any = None
+    while time.monotonic() < deadline:
+        try:
+            last = check()
+        except (OSError, subprocess.SubprocessError, ValueError) as error:
+            last = error
+        if last and not isinstance(last, Exception):
+            return last
+        time.sleep(0.05)
+    raise AssertionError(f"waited {seconds} s for {what}; last: {last!r}")
+
+
+class House:
+    """One control plane, one router and agents, in a folder of their own."""
+
+    def __init__(self, folder: Path, **env: str) -> None:
+        self.folder = folder
+        self.web_port, self.router_port = free_port(), free_port()
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.env = {
+            **{k: v for k, v in os.environ.items() if not k.startswith(("LLMGW_", "FLEET_", "DATABASE_URL"))},
+            "LLMGW_STATE_DIR": str(folder),
+            "LLMGW_SECRET_KEY": "e2e-secret-key-0123456789-0123456789-0123456789-abc",
+            "LLMGW_JOIN_SECRET": SECRET,
+            "LLMGW_REDIS_URL": f"unix://{folder}/bus.sock",
+            "FLEET_HEARTBEAT_SECONDS": "0.5",
+            "FLEET_UNREACHABLE_AFTER_SECONDS": "3",
+            "FLEET_LOST_AFTER_SECONDS": "7",
+            "FLEET_START_GRACE_SECONDS": "0",
+            "FLEET_LOSS_SPACING_SECONDS": "0",
+            "LLMGW_RECONCILE_PERIOD_SECONDS": "1",
+            "LLMGW_JUDGE_PERIOD_SECONDS": "0.5",
+            "VLLM_STANDIN_CHUNK_DELAY": "0.3",
+            "PATH": f"{STANDIN}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "PYTHONUNBUFFERED": "1",
+            **env,
+        }
+
+    # -- processes ----------------------------------------------------------------------------------------------------
+
+    def start(self, name: str, argv: list[str], **env: str) -> subprocess.Popen[bytes]:
+        log = (self.folder / f"{name}.log").open("ab")
+        process = subprocess.Popen(
+            argv, cwd=ROOT, env={**self.env, **env}, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+        )
+        log.close()
+        self.processes[name] = process
+        return process
+
+    def manage(self, *words: str, **kwargs: Any) -> str:
+        done = subprocess.run(
+            [sys.executable, "manage.py", *words], cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout.strip()
+
+    def bus(self) -> None:
+        from llmgw_site.up.bus import server_argv
+
+        self.start("bus", server_argv(self.folder / "bus.sock"))
+        wait_for((self.folder / "bus.sock").exists, "the bus")
+
+    def control_plane(self) -> None:
+        listen = ["-b", "127.0.0.1", "-p", str(self.web_port), "--websocket_timeout", "-1"]
+        self.start("web", [sys.executable, "-m", "daphne", *listen, "llmgw_site.asgi:application"])
+        celery = [sys.executable, "-m", "celery", "-A", "llmgw_site.celery"]
+        self.start("worker", [*celery, "worker", "-P", "solo", "-l", "INFO"])
+        self.start("beat", [*celery, "beat", "-s", str(self.folder / "beat"), "--pidfile="])
+        wait_for(lambda: self.get_text(self.web_port, "/healthz"), "the web process")
+
+    def router(self) -> None:
+        self.start("router", [sys.executable, "manage.py", "router", "--listen", f"127.0.0.1:{self.router_port}"])
+        wait_for(lambda: self.get_text(self.router_port, "/healthz"), "the router")
+
+    def agent(self, node: str = "node-a", **env: str) -> subprocess.Popen[bytes]:
+        argv = [sys.executable, "-m", "agent_client", "--server", f"ws://127.0.0.1:{self.web_port}"]
+        argv += ["--node-id", node, "--mgmt-addr", "127.0.0.1", "--state-dir", str(self.folder / node), "run"]
+        return self.start(node, argv, **{"LLMGW_AGENT_JOIN_SECRET": SECRET, **env})
+
+    def up(self) -> None:
+        self.bus()
+        self.manage("migrate", "-v0")
+        self.key = self.manage("router_key", "e2e", "--manage")
+        self.control_plane()
+        self.router()
+
+    def kill(self, *names: str) -> None:
+        """kill -9, as an outage does."""
+        for name in names:
+            self.processes[name].kill()
+        for name in names:
+            self.processes.pop(name).wait()
+
+    def close(self) -> None:
+        for name in reversed(list(self.processes)):
+            process = self.processes[name]
+            if process.poll() is None:
+                process.terminate()
+        for process in self.processes.values():
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for pid in self.engine_pids():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+    def engine_pids(self, node: str | None = None) -> list[int]:
+        """Engines that agents of this house started, found by their ledgers."""
+        pids = []
+        for ledger in self.folder.glob(f"{node or '*'}/ledger.json"):
+            try:
+                entries = json.loads(ledger.read_bytes().partition(b"\n")[2])["entries"]
+            except ValueError:
+                continue
+            pids += [entry["pid"] for entry in entries if entry["pid"] and Path(f"/proc/{entry['pid']}").exists()]
+        return pids
+
+    # -- asking -------------------------------------------------------------------------------------------------------
+
+    def request(self, port: int, path: str, body: Any = None, method: str | None = None, timeout: float = 30) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json"}
+        asked = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data=data, headers=headers, method=method)
+        return urllib.request.urlopen(asked, timeout=timeout)
+
+    def get_text(self, port: int, path: str) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+            return str(answer.read().decode())
+
+    def api(self, path: str, body: Any = None, method: str | None = None) -> Any:
+        with self.request(self.web_port, f"/api/v1/{path}", body, method) as answer:
+            return json.loads(answer.read() or b"null")
+
+    def node(self, name: str = "node-a") -> dict[str, Any]:
+        return dict(self.api(f"nodes/{name}/"))
+
+    def replica(self) -> dict[str, Any]:
+        found = self.api("replicas/")["results"]
+        return dict(found[0]) if found else {"state": None}
+
+    def stream(self, model: str, words: str) -> Any:
+        """Opens a streamed chat; iterate over its lines."""
+        body = {"model": model, "stream": True, "messages": [{"role": "user", "content": words}]}
+        return self.request(self.router_port, "/v1/chat/completions", body)
+
+    def chat(self, model: str, words: str = "hello there") -> str:
+        body = {"model": model, "messages": [{"role": "user", "content": words}]}
+        with self.request(self.router_port, "/v1/chat/completions", body) as answer:
+            return str(json.loads(answer.read())["choices"][0]["message"]["content"])
+
+
+def content(line: bytes) -> str | None:
+    """The words of one stream line; None for anything else."""
+    if not line.startswith(b"data: {"):
+        return None
+    choices = json.loads(line[6:])["choices"]
+    return str(choices[0]["delta"].get("content", "")) if choices else None

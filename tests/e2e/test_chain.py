@@ -1,0 +1,123 @@
+"""The main job on real processes, and what must survive: the acceptance of the first milestone."""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.harness import House, content, wait_for
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+VLLM = {
+    "name": "tiny",
+    "aliases": ["default"],
+    "profile": {"engine": "vllm", "model": "org/tiny", "gpus": 0, "max_model_len": 2048, "stop_grace_seconds": 3},
+}
+WORDS = " ".join(f"w{i}" for i in range(30))
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    house = House(tmp_path)
+    try:
+        house.up()
+        yield house
+    finally:
+        house.close()
+
+
+def serve(house: House) -> int:
+    """An agent, a model, a ready replica; the engine's pid."""
+    house.agent()
+    wait_for(lambda: house.node()["status"] == "ready", "the node to be ready")
+    house.api("models/", VLLM)
+    wait_for(lambda: house.replica()["state"] == "ready", "the replica to be ready")
+    wait_for(lambda: house.chat("tiny", "hello"), "the route")
+    (pid,) = house.engine_pids()
+    return pid
+
+
+def test_agent_death_cuts_no_stream_and_the_chain_explains_itself(house: House) -> None:
+    pid = serve(house)
+    argv = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    assert "serve" in argv
+    assert argv[argv.index("--served-model-name") + 1] == "tiny"
+    with house.stream("default", WORDS) as answer:
+        began, first_at, heard = time.monotonic(), 0.0, []
+        for line in answer:
+            if (word := content(line)) is not None:
+                heard.append(word)
+                if len(heard) == 1:
+                    first_at = time.monotonic()
+                    house.kill("node-a")
+                if len(heard) == 4:
+                    assert house.chat("tiny", "still here") == "still here"
+        took = time.monotonic() - began
+    assert "".join(heard) == WORDS  # the stream was not cut by the agent's death
+    assert first_at - began < took / 2  # it came chunk by chunk
+    wait_for(lambda: house.node()["status"] == "lost", "the node to be lost")
+    kinds = [event["kind"] for event in house.api("events/")["results"]]
+    assert kinds.index("node_lost") < kinds.index("node_unreachable")  # newest first
+    replica = wait_for(lambda: (r := house.replica())["state"] == "pending" and r["explanation"] and r, "the refusal")
+    assert "node-a is lost" in replica["explanation"]["text"]
+    house.agent()
+    wait_for(lambda: house.node()["status"] == "ready", "the node to be back")
+    wait_for(lambda: house.replica()["state"] == "ready", "the replica to be back")
+    assert len(house.engine_pids()) == 1  # taken back or replaced, never doubled
+
+
+def test_agent_restart_adopts_the_engine_without_a_gap(house: House) -> None:
+    pid = serve(house)
+    attempt = house.replica()["attempt"]
+    house.kill("node-a")
+    assert house.chat("tiny", "between") == "between"
+    house.agent()
+    wait_for(lambda: house.node()["connected"], "the agent to be back")
+    deadline = time.monotonic() + 3
+    while time.monotonic() < deadline:
+        assert house.replica()["state"] == "ready"
+        assert house.chat("tiny", "hi") == "hi"
+    assert house.engine_pids() == [pid]
+    assert house.replica()["attempt"] == attempt
+
+
+def test_control_plane_death_in_mid_stream_changes_nothing_that_runs(house: House) -> None:
+    pid = serve(house)
+    attempt = house.replica()["attempt"]
+    heard = []
+    with house.stream("tiny", WORDS) as answer:
+        for line in answer:
+            if (word := content(line)) is not None:
+                heard.append(word)
+                if len(heard) == 2:
+                    house.kill("web", "worker", "beat")
+                if len(heard) == 5:
+                    house.control_plane()
+    assert "".join(heard) == WORDS
+    wait_for(lambda: house.node()["connected"], "the agent to reconnect by itself")
+    assert house.engine_pids() == [pid]
+    assert house.replica()["attempt"] == attempt
+    assert house.replica()["state"] == "ready"
+
+
+def test_broker_restart_under_traffic_fails_no_request(house: House) -> None:
+    serve(house)
+    house.kill("bus")
+    assert house.chat("tiny", "no broker") == "no broker"
+    house.api("models/", {**VLLM, "name": "second", "aliases": []})  # a lost doorbell is no error
+    (house.folder / "bus.sock").unlink(missing_ok=True)
+    house.bus()
+    wait_for(lambda: {r["state"] for r in house.api("replicas/")["results"]} == {"ready"}, "both replicas", 60)
+    assert house.chat("second", "all well") == "all well"
+
+
+def test_stopping_and_scaling_end_engines(house: House) -> None:
+    pid = serve(house)
+    house.api(f"replicas/{house.replica()['uid']}/stop/", {})
+    wait_for(lambda: house.replica()["state"] == "stopped", "the stop")
+    wait_for(lambda: not os.path.exists(f"/proc/{pid}"), "the engine's end")
+    house.api("models/tiny/", method="DELETE")
+    wait_for(lambda: house.replica()["state"] is None, "the replica's removal")
