@@ -19,6 +19,7 @@ from agent_client.hardware import cli as hardware_cli
 from agent_client.identity import StateDirBusy, forget_identity, load_identity, lock_state_dir
 from agent_client.ledger import Ledger
 from agent_client.profile import Problem, ProfileError, parse_profile
+from agent_client.supervisor import PROGRAMS
 
 CONFIG_FLAGS = ("server", "node_id", "mgmt_addr", "state_dir", "join_secret_file")
 
@@ -125,6 +126,7 @@ def _validate(args: argparse.Namespace, config: AgentConfig) -> int:
                 command=preflight.command_for(config, profile.engine) or (),
                 secrets=dict.fromkeys(config.secrets, "(secret)"),
                 python=sys.executable,
+                programs=PROGRAMS,
             )
         )
         out |= {"ok": True, "argv": list(launch.argv)}

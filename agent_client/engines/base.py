@@ -26,6 +26,7 @@ class LaunchSpec:
     rendezvous: tuple[str, int] | None = None
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     python: str = "python3"
+    programs: str = "agent_client/programs"  # folder of the engine programs that come with the agent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from agent_client.engines.base import Launch, LaunchSpec, PlanError, environment, refuse_owned
 
-MODULE = "agent_client.programs.echo_server"
+PROGRAM = "echo_server.py"
 OWNED_FLAGS = ("--host", "--port", "--served-model-name")
 
 
@@ -10,7 +10,13 @@ def plan(spec: LaunchSpec) -> Launch:
     problems = refuse_owned(spec, OWNED_FLAGS)
     if problems:
         raise PlanError(problems)
-    argv = [*(spec.command or (spec.python, "-m", MODULE)), "--host", spec.address, "--port", str(spec.port)]
+    argv = [
+        *(spec.command or (spec.python, f"{spec.programs}/{PROGRAM}")),
+        "--host",
+        spec.address,
+        "--port",
+        str(spec.port),
+    ]
     argv += ["--served-model-name", *spec.served_names]
     owned = {"LLMGW_ENGINE_KEY": spec.engine_key} if spec.engine_key else {}
     return Launch(argv=(*argv, *spec.profile.extra_args), env=environment(spec, owned, secrets=["LLMGW_ENGINE_KEY"]))

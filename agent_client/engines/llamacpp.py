@@ -4,7 +4,7 @@ from enum import StrEnum
 
 from agent_client.engines.base import Launch, LaunchSpec, PlanError, Readiness, cards, environment, refuse_owned
 
-XLLAMACPP_MODULE = "agent_client.programs.xllamacpp_server"
+XLLAMACPP_PROGRAM = "xllamacpp_server"
 LLAMA_CPP_PYTHON_MODULE = "llama_cpp.server"
 OWNED_FLAGS = (
     "--host",
@@ -33,7 +33,7 @@ class Variant(StrEnum):
 
 def variant(command: tuple[str, ...]) -> Variant:
     """Which program a command starts."""
-    if XLLAMACPP_MODULE in command:
+    if any(XLLAMACPP_PROGRAM in word for word in command):
         return Variant.XLLAMACPP
     if LLAMA_CPP_PYTHON_MODULE in command:
         return Variant.LLAMA_CPP_PYTHON

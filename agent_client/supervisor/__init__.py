@@ -38,6 +38,9 @@ from agent_client.supervisor.engine import (
 
 log = logging.getLogger(__name__)
 
+#: Run as files, not as modules: an engine's working directory is not the agent's.
+PROGRAMS = str(Path(__file__).resolve().parent.parent / "programs")
+
 
 class OrderRefused(Exception):
     """cannot take the order."""
@@ -246,6 +249,7 @@ class Supervisor:
                 fabric_env=spec.fabric_env,
                 secrets=self._secrets(),
                 python=sys.executable,
+                programs=PROGRAMS,
             )
         )
 

@@ -81,7 +81,8 @@ def demo_entry(model: Path | None) -> dict[str, Any]:
 
 def write_agent_file(path: Path, *, server: str, state_dir: Path, secret_file: Path) -> None:
     """The demo agent's own configuration: only these two engines may run there."""
-    launcher = [sys.executable, "-m", "agent_client.programs.xllamacpp_server"]
+    program = Path(__file__).resolve().parents[2] / "agent_client" / "programs" / "xllamacpp_server.py"
+    launcher = [sys.executable, str(program)]
     data = {
         "server": server,
         "node_id": "local",

@@ -49,7 +49,9 @@ class House:
         self.web_port, self.router_port = free_port(), free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.env = {
-            **{k: v for k, v in os.environ.items() if not k.startswith(("LLMGW_", "FLEET_", "DATABASE_URL"))},
+            **{
+                k: v for k, v in os.environ.items() if not k.startswith(("LLMGW_", "FLEET_", "DATABASE_URL", "DJANGO_"))
+            },
             "LLMGW_STATE_DIR": str(folder),
             "LLMGW_SECRET_KEY": "e2e-secret-key-0123456789-0123456789-0123456789-abc",
             "LLMGW_JOIN_SECRET": SECRET,

@@ -37,6 +37,7 @@ class Command(BaseCommand):
         _free(options["router"], "--router")
         state: Path = settings.STATE_DIR
         state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        Path(settings.STATIC_ROOT).mkdir(exist_ok=True)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _interrupt)
         children = Children()

@@ -1,0 +1,146 @@
+"""The catalog round trip, the REST API and the admin's pages; no secret in any of them."""
+
+from typing import Any
+
+import pytest
+from django.contrib import admin
+from django.contrib.auth.models import User
+from django.test import Client
+from django.urls import reverse
+
+from fleet.admin.display import COLOURS
+from fleet.domain.states import CommandState, NodeStatus, ReplicaState, Severity
+from fleet.models import Node, Replica
+from fleet.services import catalog
+from fleet.services.errors import FleetError
+from routing.keys import new_key
+from routing.models import ApiKey
+from tests.fleet.test_reconciler import make_ready, model, ready_node, tick
+
+pytestmark = pytest.mark.django_db
+
+FILE: dict[str, Any] = {
+    "models": [
+        {"name": "qwen", "aliases": ["default"], "replicas": 2, "profile": {"engine": "vllm", "model": "/m/q"}},
+        {"name": "outside", "endpoints": [{"url": "http://10.0.0.5:8000", "weight": 1}]},
+    ]
+}
+
+
+def test_export_and_apply_make_no_changes() -> None:
+    assert [str(change) for change in catalog.apply_catalog(FILE, actor="t")] == ["+ qwen", "+ outside"]
+    assert catalog.apply_catalog(catalog.export_catalog(), actor="t") == ()
+    changed = catalog.export_catalog()
+    changed["models"] = [m for m in changed["models"] if m["name"] == "qwen"]
+    changed["models"][0]["replicas"] = 1
+    assert [str(c) for c in catalog.diff_catalog(changed)] == ["~ qwen: replicas: 2 → 1", "- outside"]
+
+
+def test_a_name_has_one_owner() -> None:
+    catalog.apply_catalog(FILE, actor="t")
+    entry = catalog.read_entry({"name": "other", "aliases": ["default"], "profile": {"engine": "echo"}})
+    with pytest.raises(FleetError, match="another model has that name"):
+        catalog.save_entry(entry, actor="t")
+
+
+def test_every_problem_is_told_at_once() -> None:
+    with pytest.raises(FleetError) as error:
+        catalog.read_entry({"name": "x y", "profile": {"engine": "vlm", "tensor_paralel": 2}})
+    for part in ("'x y'", "'vlm'", "`tensor_paralel` is not known"):
+        assert part in error.value.detail
+    assert "did you mean `tensor_parallel`?" in error.value.hint
+
+
+@pytest.fixture
+def api() -> Client:
+    text, prefix, sha256 = new_key()
+    ApiKey.objects.create(name="ci", prefix=prefix, sha256=sha256, may_manage=True)
+    return Client(headers={"authorization": f"Bearer {text}"})
+
+
+def test_the_api_adds_reads_and_refuses(api: Client) -> None:
+    made = api.post("/api/v1/models/", FILE["models"][0], content_type="application/json")
+    assert made.status_code == 201
+    assert api.get("/api/v1/models/qwen/").json()["replicas"] == 2
+    bad = api.post("/api/v1/models/", {"name": "x"}, content_type="application/json")
+    assert bad.status_code == 400
+    assert bad.json()["code"] == "invalid_catalog"
+    assert bad.json()["detail"].startswith("cannot")
+    assert api.get("/api/v1/models/none/").status_code == 404
+    assert Client().get("/api/v1/nodes/").status_code in (401, 403)
+    assert Client(headers={"authorization": "Bearer llmgw_aaaaaaaa_x"}).get("/api/v1/nodes/").status_code == 401
+
+
+def test_cordon_by_api_is_seen_and_told(api: Client) -> None:
+    ready_node()
+    answer = api.post("/api/v1/nodes/gpu-01/cordon/", {"reason": "fan"}, content_type="application/json")
+    assert answer.json()["schedulable"] is False
+    assert "gpu-01 cordoned: fan" in str(api.get("/api/v1/events/").json())
+
+
+def test_no_secret_reaches_api_or_pages(api: Client, admin_client: Client) -> None:
+    admission = ready_node()
+    model()
+    tick()
+    make_ready(admission)
+    key, node = Replica.objects.get().engine_key, Node.objects.get()
+    secrets = [key, node.credential_sha256, admission.credential]
+    assert all(secrets)
+    paths = ["/api/v1/nodes/", "/api/v1/replicas/", "/api/v1/events/", "/api/v1/models/"]
+    paths += [reverse("admin:fleet_replica_change", args=[Replica.objects.get().pk])]
+    paths += [reverse("admin:fleet_node_change", args=[node.pk]), reverse("admin:fleet_command_changelist")]
+    for path in paths:
+        text = (api if path.startswith("/api") else admin_client).get(path).content.decode()
+        assert not [secret for secret in secrets if secret and secret in text], path
+
+
+OURS = [m for m in admin.site._registry if m._meta.app_label in ("fleet", "routing")]
+
+
+@pytest.mark.parametrize("table", OURS, ids=lambda m: m._meta.model_name)
+def test_every_model_is_listed_searchable_and_within_a_fixed_number_of_queries(
+    table: Any, admin_client: Client, django_assert_max_num_queries: Any
+) -> None:
+    admission = ready_node()
+    model(replicas=2)
+    tick()
+    tick()
+    assert admission
+    name = f"admin:{table._meta.app_label}_{table._meta.model_name}_changelist"
+    assert admin.site._registry[table].search_fields
+    with django_assert_max_num_queries(14):
+        answer = admin_client.get(reverse(name), {"q": "x"})
+    assert answer.status_code == 200
+    assert admin_client.get(reverse(name)).status_code == 200
+
+
+def test_a_pending_replica_explains_itself_on_its_page(admin_client: Client) -> None:
+    ready_node(cards=1)
+    model(tensor_parallel=4)
+    tick()
+    page = admin_client.get(reverse("admin:fleet_replica_change", args=[Replica.objects.get().pk]))
+    assert "gpu-01 has 1 free h100-sxm-80gb, 4 needed" in page.content.decode()
+
+
+def test_actions_report_row_by_row(admin_client: Client) -> None:
+    ready_node()
+    data = {"action": "cordon", "_selected_action": [Node.objects.get().pk]}
+    answer = admin_client.post(reverse("admin:fleet_node_changelist"), data, follow=True)
+    assert "gpu-01: cordoned" in answer.content.decode()
+    assert Node.objects.get().schedulable is False
+
+
+def test_the_admin_form_uses_the_catalog_rules(admin_client: Client) -> None:
+    url = reverse("admin:fleet_catalogmodel_add")
+    bad = {"name": "m", "aliases": "[]", "replicas": 1, "profile": '{"engine": "nope"}', "endpoints": ""}
+    page = admin_client.post(url, bad)
+    assert "one of vllm" in page.content.decode()
+    good = bad | {"profile": '{"engine": "echo", "gpus": 0}'}
+    assert admin_client.post(url, good).status_code == 302
+    assert catalog.export_catalog()["models"][0]["name"] == "m"
+    assert User.objects.exists()
+
+
+@pytest.mark.parametrize("state", [*NodeStatus, *ReplicaState, *CommandState, *Severity])
+def test_each_state_has_a_colour(state: Any) -> None:
+    assert COLOURS[state]

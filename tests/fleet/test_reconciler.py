@@ -1,0 +1,240 @@
+"""The reconciler against a database: wishes become claims, orders and explanations; asking again changes nothing."""
+
+import datetime
+from typing import Any
+
+import pytest
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+
+from agent_client.protocol.messages import Register, Report, ShardReport
+from agent_client.protocol.states import ShardState
+from fleet.domain.states import CommandKind, NodeStatus, ReplicaState, ReplicaWish
+from fleet.models import Command, Event, Gpu, GpuClaim, Node, Replica, Shard
+from fleet.services import catalog, claims, nodes, operations, reconciler, reports
+from fleet.services.commands import desired_for, wire_name
+from fleet.services.errors import FleetError
+
+pytestmark = pytest.mark.django_db
+
+
+def gpu(index: int, **fields: Any) -> dict[str, Any]:
+    return {
+        "index": index,
+        "uuid": f"GPU-{index}",
+        "name": "NVIDIA H100 80GB HBM3",
+        "class": "h100-sxm-80gb",
+        "memory_total_mib": 81_559,
+        "domain": "d0",
+        "placeable": True,
+        "problems": [],
+        "processes": [],
+        **fields,
+    }
+
+
+def register(name: str = "gpu-01", *, cards: int = 2, boot: str = "boot-1", **fields: Any) -> nodes.Admission:
+    message = Register(
+        protocol=1,
+        agent_version="0.1.0",
+        node_id=name,
+        machine_id=fields.pop("machine", f"machine-{name}"),
+        boot_id=boot,
+        instance_id="i",
+        hostname=name,
+        mgmt_addr="127.0.0.1",
+        inventory={"gpus": [gpu(i) for i in range(cards)]},
+        engines={"vllm": ""},
+        **fields,
+    )
+    return nodes.register_node(message=message, remote="127.0.0.1:1", now=timezone.now())
+
+
+def ready_node(name: str = "gpu-01", **fields: Any) -> nodes.Admission:
+    admission = register(name, **fields)
+    nodes.verify_node(node_id=admission.node_id, session_id=admission.session_id, now=timezone.now())
+    return admission
+
+
+def model(name: str = "qwen", replicas: int = 1, **profile: Any) -> None:
+    data = {"engine": "vllm", "model": "org/m", **profile}
+    catalog.save_entry(catalog.read_entry({"name": name, "replicas": replicas, "profile": data}), actor="t")
+
+
+def tick() -> int | None:
+    return reconciler.run(holder="test", now=timezone.now())
+
+
+def tell(admission: nodes.Admission, shard: Shard, state: ShardState, **fields: Any) -> None:
+    report = ShardReport(shard=wire_name(shard), epoch=shard.epoch, state=state, **fields)
+    reports.apply_shard_status(
+        node_id=admission.node_id, session_id=admission.session_id, report=report, now=timezone.now()
+    )
+
+
+def make_ready(admission: nodes.Admission) -> Shard:
+    shard = Shard.objects.get(wanted=True, state=ShardState.ASSIGNED)
+    tell(admission, shard, ShardState.READY, endpoint="http://127.0.0.1:20000", pids=(1,))
+    return Shard.objects.get(pk=shard.pk)
+
+
+def test_a_wish_becomes_a_claim_an_order_and_a_ready_replica() -> None:
+    admission = ready_node()
+    model(tensor_parallel=2)
+    assert tick() == 2
+    assert GpuClaim.objects.filter(released_at__isnull=True).count() == 2
+    command = Command.objects.get()
+    assert command.kind == CommandKind.START
+    assert [item.spec.gpus for item in desired_for(admission.node_id).shards] == [("GPU-0", "GPU-1")]
+    make_ready(admission)
+    replica = Replica.objects.get()
+    assert (replica.state, replica.endpoint) == (ReplicaState.READY, "http://127.0.0.1:20000")
+    assert tick() == 0
+
+
+def test_without_a_profile_there_is_nothing_to_do() -> None:
+    ready_node()
+    entry = catalog.read_entry({"name": "out", "endpoints": [{"url": "http://10.0.0.5:8000"}]})
+    catalog.save_entry(entry, actor="t")
+    assert tick() == 0
+
+
+def test_a_replica_that_fits_nowhere_says_why_once() -> None:
+    ready_node(cards=1)
+    model(tensor_parallel=4)
+    tick()
+    replica = Replica.objects.get()
+    assert replica.state == ReplicaState.PENDING
+    assert "gpu-01 has 1 free h100-sxm-80gb, 4 needed" in replica.reason
+    tick()
+    assert Event.objects.filter(kind="replica_unplaced").count() == 1
+
+
+def test_the_database_refuses_a_second_live_claim() -> None:
+    admission = ready_node(cards=1)
+    model()
+    tick()
+    shard = Shard.objects.get()
+    with pytest.raises(FleetError, match="another shard holds"):
+        claims.claim(shard, Gpu.objects.values_list("pk", flat=True))
+    with pytest.raises(IntegrityError), transaction.atomic():
+        GpuClaim.objects.create(gpu=Gpu.objects.get(), shard=shard)
+    assert admission.node_id == shard.node_id
+
+
+def test_a_crash_waits_counts_and_starts_the_next_attempt() -> None:
+    admission = ready_node()
+    model()
+    tick()
+    shard = Shard.objects.get()
+    tell(admission, shard, ShardState.FAILED, code="exited", detail="exited with code 3", exit_code=3, tail=("boom",))
+    replica = Replica.objects.get()
+    assert (replica.state, replica.crash_count) == (ReplicaState.FAILED, 1)
+    assert replica.latest_failure["tail"] == ["boom"]
+    assert tick() == 0  # it waits
+    later = timezone.now() + datetime.timedelta(seconds=11)
+    assert reconciler.run(holder="test", now=later) == 1
+    replica.refresh_from_db()
+    assert replica.attempt == 2
+    tell(admission, shard, ShardState.READY, endpoint="http://x:1")  # late words of the old attempt
+    replica.refresh_from_db()
+    assert replica.state == ReplicaState.STARTING
+
+
+def test_a_restart_stops_first_and_starts_again() -> None:
+    admission = ready_node()
+    model()
+    tick()
+    shard = make_ready(admission)
+    operations.restart_replica(replica=Replica.objects.get(), actor="t")
+    tick()
+    stop = Command.objects.filter(kind=CommandKind.STOP).get()
+    assert stop.shard == shard
+    tell(admission, shard, ShardState.STOPPED)
+    tick()
+    assert Replica.objects.get().attempt == 2
+
+
+def test_scaling_down_removes_the_replica_that_is_not_ready() -> None:
+    admission = ready_node()
+    model()
+    tick()
+    make_ready(admission)
+    model(replicas=2)
+    tick()
+    model(replicas=1)
+    tick()
+    gone = Replica.objects.get(wish=ReplicaWish.REMOVE)
+    assert gone.number == 2
+    tell(admission, Shard.objects.get(replica=gone), ShardState.STOPPED)
+    tick()
+    assert Replica.objects.get().number == 1
+
+
+def test_a_returning_node_keeps_what_was_not_replaced() -> None:
+    from fleet.domain.liveness import NodeSilence
+    from fleet.services import liveness
+
+    admission = ready_node()
+    model()
+    tick()
+    shard = make_ready(admission)
+    silence = NodeSilence(pk=admission.node_id, name="gpu-01", status=NodeStatus.READY, silent_seconds=400)
+    liveness._unreachable(silence)
+    liveness._lost(silence, timezone.now())
+    tick()
+    replica = Replica.objects.get()
+    assert replica.state == ReplicaState.PENDING
+    assert "gpu-01 is lost" in replica.reason
+    assert not GpuClaim.objects.filter(released_at__isnull=True).exists()
+    report = ShardReport(shard=wire_name(shard), epoch=1, state=ShardState.READY, endpoint="http://127.0.0.1:20000")
+    again = register(node_uid=admission.node_uid, credential=admission.credential, shards=(report,))
+    replica.refresh_from_db()
+    assert (replica.state, replica.attempt) == (ReplicaState.READY, 1)
+    assert GpuClaim.objects.filter(released_at__isnull=True).count() == 1
+    assert [item.epoch for item in again.desired.shards] == [1]
+
+
+def test_a_reboot_means_that_all_engines_are_dead() -> None:
+    admission = ready_node()
+    model()
+    tick()
+    make_ready(admission)
+    register(node_uid=admission.node_uid, credential=admission.credential, boot="boot-2")
+    assert Shard.objects.get().code == "node_rebooted"
+    assert not GpuClaim.objects.filter(released_at__isnull=True).exists()
+
+
+def test_a_cloned_identity_quarantines_both() -> None:
+    admission = ready_node()
+    same = {"node_uid": admission.node_uid, "credential": admission.credential}
+    register(boot="boot-2", **same)
+    with pytest.raises(FleetError) as refused:
+        register(boot="boot-1", **same)
+    assert refused.value.code == "quarantined"
+    assert Node.objects.get().status == NodeStatus.QUARANTINED
+    with pytest.raises(FleetError):
+        register(boot="boot-2", **same)
+
+
+def test_a_name_in_use_is_refused_and_an_unknown_identity_told_what_to_do() -> None:
+    ready_node()
+    with pytest.raises(FleetError, match="cannot register gpu-01 from") as taken:
+        register(machine="another")
+    assert taken.value.code == "node_id_taken"
+    with pytest.raises(FleetError) as unknown:
+        register("gpu-02", node_uid="11111111-1111-1111-1111-111111111111")
+    assert "agent_client join" in unknown.value.hint
+
+
+def test_a_card_that_goes_is_told_and_the_others_stay() -> None:
+    admission = ready_node()
+    report = Report(inventory={"gpus": [gpu(1)]}, inventory_fingerprint="new")
+    reports.apply_whole_report(
+        node_id=admission.node_id, session_id=admission.session_id, report=report, now=timezone.now()
+    )
+    assert Gpu.objects.get(uuid="GPU-0").present is False
+    assert "GPU-0" in Event.objects.get(kind="gpu_gone").text
+    model(replicas=1)
+    tick()
+    assert GpuClaim.objects.get().gpu.uuid == "GPU-1"
