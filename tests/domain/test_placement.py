@@ -17,7 +17,8 @@ from fleet.domain.types import FleetSnapshot, GpuView, NodeView
 def fleet(picture: str) -> FleetSnapshot:
     """One node a line: `name [status] [cordoned] [engine=x] class: cards`, a group of letters per NVLink domain.
 
-    `.` free, `x` held, `f` foreign use, `c` cordoned, `!` broken; `-` stands between domains, `?` marks unknown topology.
+    `.` free, `x` held, `f` foreign use, `c` cordoned, `!` broken, `m` memory used; `-` parts domains, `?` marks
+    unknown topology.
     """
     nodes = []
     number = 0

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STANDIN = ROOT / "tests" / "support" / "vllm_standin"
 #: Multiplies every limit; slow machines raise it.
 PATIENCE = float(os.environ.get("LLMGW_TEST_PATIENCE", "1"))
+OURS = ("LLMGW_", "FLEET_", "DATABASE_URL", "DJANGO_")
 SECRET = "e2e-join-secret-canary"
 
 
@@ -49,9 +50,7 @@ class House:
         self.web_port, self.router_port = free_port(), free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.env = {
-            **{
-                k: v for k, v in os.environ.items() if not k.startswith(("LLMGW_", "FLEET_", "DATABASE_URL", "DJANGO_"))
-            },
+            **{k: v for k, v in os.environ.items() if not k.startswith(OURS)},
             "LLMGW_STATE_DIR": str(folder),
             "LLMGW_SECRET_KEY": "e2e-secret-key-0123456789-0123456789-0123456789-abc",
             "LLMGW_JOIN_SECRET": SECRET,
