@@ -149,3 +149,9 @@ def test_registration_comes_first() -> None:
     (closed,) = server.receive(encode(Heartbeat(), seq=1), 0)
     assert "register" in closed.reason
     assert Desired(revision=1).shards == ()
+
+
+def test_the_protocol_page_is_fresh() -> None:
+    from tests.protocol import document
+
+    assert document.PATH.read_text(encoding="utf-8") == document.text()

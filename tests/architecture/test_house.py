@@ -1,0 +1,61 @@
+"""Rules of the house that no linter knows."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.harness import ROOT
+
+SOURCES = [
+    p for room in ("fleet", "routing", "llmgw_site") for p in (ROOT / room).rglob("*.py") if "migrations" not in p.parts
+]
+STATE_COLUMNS = {"status", "state"}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_state_is_written_through_the_one_door(path: Path) -> None:
+    """`.update(state=…)` stands in services/transitions alone; orders have a file of their own."""
+    if str(path).endswith(("services/transitions.py", "services/commands.py")):
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "update":
+            assert not STATE_COLUMNS & {keyword.arg for keyword in node.keywords}, f"{path}:{node.lineno}"
+
+
+@pytest.mark.parametrize(
+    "name", ["requirements.txt", "requirements-agent.txt", "requirements-dev.txt", "requirements-demo.txt"]
+)
+def test_every_requirement_is_pinned(name: str) -> None:
+    lines = [line for line in (ROOT / name).read_text().splitlines() if line and not line.startswith(("#", "-r"))]
+    assert lines
+    for line in lines:
+        assert "==" in line or ">=" in line, line
+
+
+def test_every_setting_is_in_the_example() -> None:
+    read = set(re.findall(r'env\.\w+\(\s*"([A-Z_]+)"', (ROOT / "llmgw_site" / "settings.py").read_text()))
+    listed = set(re.findall(r"^([A-Z_]+)=", (ROOT / ".env.example").read_text(), re.MULTILINE))
+    assert read == listed
+
+
+def test_the_readme_commands_exist() -> None:
+    """Each `manage.py` and `agent_client` command of the README answers --help; its catalog is valid."""
+    text = (ROOT / "README.md").read_text()
+    commands = set(
+        re.findall(r"^python (manage\.py \w+(?: (?:apply|validate))?|-m agent_client inventory)", text, re.MULTILINE)
+    )
+    assert len(commands) >= 4
+    for command in commands:
+        argv = [sys.executable, *command.split(), "--help"]
+        done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, command + done.stderr
+    import yaml
+
+    from agent_client.profile import parse_catalog
+
+    (catalog,) = re.findall(r"```yaml\n# catalog.yaml\n(.*?)```", text, re.DOTALL)
+    assert parse_catalog(yaml.safe_load(catalog)).models[0].name == "qwen2.5-7b-instruct"
