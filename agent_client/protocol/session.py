@@ -86,6 +86,7 @@ MAY_SEND: dict[tuple[Role, SessionState], tuple[type, ...]] = {
     (Role.SERVER, SessionState.OPEN): tuple(k for k in FROM_SERVER if k is not Registered),
 }
 ALWAYS = (Error, Ping, Pong)
+TOLD_BEFORE_CLOSING = (CloseCode.BAD_FRAME, CloseCode.TOO_BIG, CloseCode.TIMEOUT, CloseCode.SUPERSEDED)
 
 
 class Session:
@@ -138,8 +139,13 @@ class Session:
             self._put(Ping(number=self._ping_number))
 
     def close(self, code: CloseCode, reason: str) -> Closed:
-        """End the session; the caller closes the transport with this code. The first reason stays."""
+        """End the session; the caller sends what is queued and closes the transport. The first reason stays.
+
+        The reason goes ahead as an `error`: not every server passes a close frame's text on, and it holds 123 bytes.
+        """
         if self.closed is None:
+            if code in TOLD_BEFORE_CLOSING:
+                self._put(Error(code=code.name.lower(), detail=reason))
             self.state = SessionState.CLOSED
             self.closed = Closed(code=code, reason=reason)
         return self.closed

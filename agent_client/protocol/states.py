@@ -66,12 +66,12 @@ class CloseCode(IntEnum):
 
     NORMAL = 1000
     GOING_AWAY = 1001
-    TOO_BIG = 1009
     BAD_FRAME = 4400
     BAD_SECRET = 4401
     REFUSED = 4403
     TIMEOUT = 4408
     SUPERSEDED = 4409
+    TOO_BIG = 4413  # not 1009: servers may let applications close with 1000 and 3000 to 4999 alone
     VERSION = 4426
     UNAVAILABLE = 4503
 

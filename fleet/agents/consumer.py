@@ -284,7 +284,9 @@ class AgentConsumer(AsyncWebsocketConsumer):
     async def supersede(self, why: str) -> None:
         """A newer stream speaks for this node, or the node is gone."""
         if not self._session.closed:
-            await self._close_socket(self._session.close(CloseCode.SUPERSEDED, why))
+            closed = self._session.close(CloseCode.SUPERSEDED, why)
+            await self._flush()
+            await self._close_socket(closed)
 
     # -- ending -------------------------------------------------------------------------------------------------------
 

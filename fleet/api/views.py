@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import extend_schema, extend_schema_view
 from rest_framework.decorators import action
 from rest_framework.exceptions import NotFound
 from rest_framework.mixins import ListModelMixin, RetrieveModelMixin
@@ -14,7 +16,16 @@ from fleet.domain.states import ReplicaWish
 from fleet.models import Event, Node, Replica
 from fleet.services import catalog, operations
 
+ENTRY = OpenApiTypes.OBJECT
 
+
+@extend_schema_view(
+    list=extend_schema(operation_id="models_list", responses=ENTRY),
+    create=extend_schema(request=ENTRY, responses={201: ENTRY}),
+    retrieve=extend_schema(responses=ENTRY),
+    update=extend_schema(request=ENTRY, responses=ENTRY),
+    destroy=extend_schema(responses={204: None}),
+)
 class ModelViewSet(ViewSet):
     """Catalog entries, in the shape of the catalog file."""
 

@@ -40,6 +40,17 @@ class Admission:
 
 def register_node(*, message: Register, remote: str, now: datetime) -> Admission:
     """Admit an agent: find or issue its identity, open its session, store what it brought. Raises FleetError."""
+    try:
+        return _register(message, remote, now)
+    except FleetError as error:
+        # After the roll-back, so that the refusal is told although nothing else of it is kept.
+        node_id = Node.objects.filter(name=message.node_id).values_list("pk", flat=True).first()
+        if error.code == "node_id_taken":
+            record(error.code, error.detail, severity=Severity.WARNING, node_id=node_id)
+        raise
+
+
+def _register(message: Register, remote: str, now: datetime) -> Admission:
     clone: Node | None = None
     with transaction.atomic():
         node, credential = _identify(message, remote)
@@ -111,7 +122,6 @@ def _refuse_foreign(node: Node, message: Register, remote: str) -> None:
         detail = f"cannot register {node.name} from {remote}: that node_id belongs to another machine"
     else:
         return
-    record("node_id_taken", detail, severity=Severity.WARNING, node_id=node.pk)
     raise FleetError("node_id_taken", detail, "give this agent another --node-id, or delete the old node in the admin")
 
 

@@ -94,8 +94,9 @@ class House:
         wait_for((self.folder / "bus.sock").exists, "the bus")
 
     def control_plane(self) -> None:
-        listen = ["-b", "127.0.0.1", "-p", str(self.web_port), "--websocket_timeout", "-1"]
-        self.start("web", [sys.executable, "-m", "daphne", *listen, "llmgw_site.asgi:application"])
+        from llmgw_site.up.web import daphne_argv
+
+        self.start("web", daphne_argv("127.0.0.1", str(self.web_port)))
         celery = [sys.executable, "-m", "celery", "-A", "llmgw_site.celery"]
         self.start("worker", [*celery, "worker", "-P", "solo", "-l", "INFO"])
         self.start("beat", [*celery, "beat", "-s", str(self.folder / "beat"), "--pidfile="])

@@ -19,6 +19,7 @@ from django.core.management.base import BaseCommand, CommandError
 from llmgw_site.up import first_run
 from llmgw_site.up.bus import NoBus, server_argv
 from llmgw_site.up.children import Child, Children, say
+from llmgw_site.up.web import daphne_argv
 
 ANSWER_SECONDS = 120.0
 
@@ -125,11 +126,10 @@ def _start_bus(children: Children, state: Path, env: dict[str, str]) -> None:
 def _start(children: Children, state: Path, env: dict[str, str], options: dict[str, Any]) -> None:
     address, _, port = options["web"].rpartition(":")
     python = [sys.executable, "-m"]
-    daphne = [*python, "daphne", "-b", address, "-p", port, "--websocket_timeout", "-1", "llmgw_site.asgi:application"]
     celery = [*python, "celery", "-A", "llmgw_site.celery"]
     manage = str(settings.BASE_DIR / "manage.py")
     commands = {
-        "web": daphne,
+        "web": daphne_argv(address, port),
         "worker": [*celery, "worker", "-P", "solo", "-l", "WARNING"],
         "beat": [*celery, "beat", "-s", str(state / "beat"), "--pidfile=", "-l", "WARNING"],
         "router": [sys.executable, manage, "router", "--listen", options["router"]],
