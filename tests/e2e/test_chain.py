@@ -1,13 +1,14 @@
 """The main job on real processes, and what must survive: the acceptance of the first milestone."""
 
 import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import House, content, wait_for
+from tests.e2e.harness import ROOT, House, content, free_port, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
@@ -121,3 +122,27 @@ def test_stopping_and_scaling_end_engines(house: House) -> None:
     wait_for(lambda: not os.path.exists(f"/proc/{pid}"), "the engine's end")
     house.api("models/tiny/", method="DELETE")
     wait_for(lambda: house.replica()["state"] is None, "the replica's removal")
+
+
+def test_a_router_alone_serves_a_file_and_survives_an_endpoint(tmp_path: Path) -> None:
+    """No database, no broker: `manage.py router --catalog FILE`."""
+    house = House(tmp_path)
+    ports = [free_port(), free_port()]
+    try:
+        for i, port in enumerate(ports):
+            argv = [sys.executable, str(ROOT / "agent_client/programs/echo_server.py"), "--port", str(port)]
+            house.start(f"engine{i}", argv)
+        text, entry = house.manage("router_key", "ci", "--catalog-entry").splitlines()
+        house.key = text.rsplit(" ", 1)[1]
+        endpoints = "".join(f"      - {{url: 'http://127.0.0.1:{port}'}}\n" for port in ports)
+        file = tmp_path / "endpoints.yaml"
+        file.write_text(f"models:\n  - name: echo\n    endpoints:\n{endpoints}keys:\n{entry}\n")
+        argv = [sys.executable, "manage.py", "router", "--catalog", str(file), "--processes", "2"]
+        house.start("router", [*argv, "--listen", f"127.0.0.1:{house.router_port}"])
+        wait_for(lambda: house.chat("echo") == "hello there", "the router and its engines")
+        with house.stream("echo", "a b c") as answer:
+            assert "".join(filter(None, map(content, answer))) == "a b c"
+        house.kill("engine0")
+        assert [house.chat("echo", "x") for _ in range(20)] == ["x"] * 20
+    finally:
+        house.close()
