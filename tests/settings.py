@@ -8,7 +8,8 @@ os.makedirs(os.path.join(_state, "static"))
 os.environ["LLMGW_STATE_DIR"] = _state
 os.environ["LLMGW_JOIN_SECRET"] = "test-join-secret"
 os.environ["LLMGW_SECRET_KEY"] = "test-secret-key-0123456789-0123456789-0123456789-abcdef"
-for _name in ("DATABASE_URL", "LLMGW_REDIS_URL"):
+os.environ["DATABASE_URL"] = os.environ.get("LLMGW_TEST_DATABASE_URL", "")  # PostgreSQL, when it is to be tried
+for _name in ("LLMGW_REDIS_URL",):
     os.environ.pop(_name, None)
 
 from llmgw_site.settings import *  # noqa: E402, F403
