@@ -93,7 +93,7 @@ class Shard(models.Model):
             models.UniqueConstraint(fields=["replica", "rank", "epoch"], name="shard_once_per_attempt"),
             models.UniqueConstraint(
                 fields=["replica", "rank"],
-                condition=~models.Q(state__in=[*(s.value for s in ENDED_SHARD_STATES), ShardState.LOST.value]),
+                condition=~models.Q(state__in=sorted([*(s.value for s in ENDED_SHARD_STATES), ShardState.LOST.value])),
                 name="one_live_shard_per_rank",
                 violation_error_message="cannot save: this rank already has a live shard.",
             ),
