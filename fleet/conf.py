@@ -16,7 +16,6 @@ class FleetConf:
     brake_share: float  # of the fleet, silent within one window
     brake_nodes: int
     loss_spacing: timedelta
-    flap_stable: timedelta
     report_every: timedelta
     join_secret: str
 
@@ -31,7 +30,6 @@ def fleet_conf() -> FleetConf:
         brake_share=given["brake_share"],
         brake_nodes=given["brake_nodes"],
         loss_spacing=timedelta(seconds=given["loss_spacing_seconds"]),
-        flap_stable=timedelta(seconds=given["flap_stable_seconds"]),
         report_every=timedelta(seconds=given["report_seconds"]),
         join_secret=given["join_secret"],
     )

@@ -103,7 +103,6 @@ FLEET: dict[str, Any] = {
     "brake_share": env.number("FLEET_BRAKE_SHARE", 0.4),
     "brake_nodes": int(env.number("FLEET_BRAKE_NODES", 3, least=1)),
     "loss_spacing_seconds": env.number("FLEET_LOSS_SPACING_SECONDS", 10),
-    "flap_stable_seconds": env.number("FLEET_FLAP_STABLE_SECONDS", 60),
     "report_seconds": env.number("FLEET_REPORT_SECONDS", 180, least=1),
     "join_secret": env.secret("LLMGW_JOIN_SECRET"),
     "insecure_agents": env.boolean("LLMGW_INSECURE_AGENTS"),

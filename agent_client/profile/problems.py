@@ -15,6 +15,11 @@ class Problem:
     text: str
     hint: str = ""
 
+    @property
+    def sentence(self) -> str:
+        """The text with its hint, for people."""
+        return f"{self.text}; {self.hint}" if self.hint else self.text
+
 
 class ProfileError(ValueError):
     """cannot use the data; `problems` lists everything that is wrong with it."""

@@ -22,7 +22,6 @@ from agent_client.protocol.messages import (
     Error,
     Goodbye,
     Heartbeat,
-    LogChunk,
     Message,
     Refresh,
     Register,
@@ -133,8 +132,6 @@ class AgentConsumer(AsyncWebsocketConsumer):
                 await self._later(("ack", str(command)), lambda: self._ack(message))
             case Goodbye(reason=reason):
                 self._session.close(CloseCode.NORMAL, f"goodbye: {reason}")
-            case LogChunk():
-                pump().keep_log(message)
             case Error(code=code, detail=detail):
                 log.warning("agent.error node=%s code=%s detail=%s", self._name, code, detail[:500])
             case _:

@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import socket
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -19,7 +18,7 @@ import redis.asyncio
 from django.conf import settings
 from django.utils import timezone
 
-from agent_client.protocol.messages import Drain, LogChunk, Start, Stop
+from agent_client.protocol.messages import Drain, Start, Stop
 from fleet import doorbell
 from fleet.agents.database import AWAY, in_database
 from fleet.domain.states import CommandState
@@ -37,7 +36,6 @@ DEBOUNCE_SECONDS = 0.02
 FLUSH_SECONDS = 1.0
 #: The fleet sends at most this many heartbeats a second (DESIGN.md section 3).
 HEARTBEATS_PER_SECOND = 100
-LOG_LINES_KEPT = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +50,6 @@ class Pump:
         self._consumers: dict[int, AgentConsumer] = {}
         self._dirty: set[int] = set()
         self._look = asyncio.Event()
-        self._logs: dict[str, deque[str]] = {}
         self._started_at = timezone.now()
         self._listener = f"{socket.gethostname()}:{os.getpid()}"
         # References are kept: an unreferenced task is collected and wake-ups stop silently.
@@ -79,9 +76,6 @@ class Pump:
     def reconnect_spread_seconds(self) -> float:
         """max(5 s, N/100 s): 5,000 reconnects at 1.5 ms of CPU each stay below a fifth of a core."""
         return max(5.0, len(self._consumers) / 100)
-
-    def keep_log(self, chunk: LogChunk) -> None:
-        self._logs.setdefault(chunk.shard, deque(maxlen=LOG_LINES_KEPT)).extend(chunk.lines)
 
     # -- wake-ups -----------------------------------------------------------------------------------------------------
 

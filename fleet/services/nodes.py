@@ -44,8 +44,8 @@ def register_node(*, message: Register, remote: str, now: datetime) -> Admission
         return _register(message, remote, now)
     except FleetError as error:
         # After the roll-back, so that the refusal is told although nothing else of it is kept.
-        node_id = Node.objects.filter(name=message.node_id).values_list("pk", flat=True).first()
         if error.code == "node_id_taken":
+            node_id = Node.objects.filter(name=message.node_id).values_list("pk", flat=True).first()
             record(error.code, error.detail, severity=Severity.WARNING, node_id=node_id)
         raise
 

@@ -1,8 +1,6 @@
 """Keeps named child processes running; each dies with this process, and a crashed one comes back after a pause."""
 
-import ctypes
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -10,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-PR_SET_PDEATHSIG = 1
+from routing.server.parent import die_with_parent
+
 FIRST_PAUSE, LONGEST_PAUSE, STABLE_SECONDS = 0.5, 30.0, 30.0
 
 
@@ -81,5 +80,5 @@ def _spawn(child: Child) -> None:
 
 def _die_with_parent() -> None:
     """Between fork and exec: no orphan after a kill -9 of the parent, and no Ctrl-C of the terminal's own."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    die_with_parent()
     os.setpgid(0, 0)

@@ -19,10 +19,15 @@ def kept_secret(path: Path, length: int) -> str:
         return path.read_text(encoding="utf-8").strip()
     value = secrets.token_urlsafe(length)
     path.parent.mkdir(parents=True, exist_ok=True)
+    _write_private(path, value)
+    return value
+
+
+def _write_private(path: Path, text: str) -> None:
+    """A new file that its owner alone reads, from its first byte on."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "w") as file:
-        file.write(value + "\n")
-    return value
+        file.write(text + "\n")
 
 
 def make_admin() -> str | None:
@@ -48,9 +53,7 @@ def make_key(path: Path) -> tuple[str, bool]:
         name="first", defaults={"prefix": prefix, "sha256": sha256, "may_manage": True, "revoked_at": None}
     )
     path.unlink(missing_ok=True)
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "w") as file:
-        file.write(text + "\n")
+    _write_private(path, text)
     return text, True
 
 

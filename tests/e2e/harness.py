@@ -1,5 +1,6 @@
 """Real processes on loopback for end-to-end tests: bus, web, worker, beat, router, agent. Each ends by its pid."""
 
+import contextlib
 import json
 import os
 import signal
@@ -137,10 +138,8 @@ class House:
                 process.kill()
                 process.wait()
         for pid in self.engine_pids():
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
 
     def engine_pids(self, node: str | None = None) -> list[int]:
         """Engines that agents of this house started, found by their ledgers."""

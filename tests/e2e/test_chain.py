@@ -3,7 +3,6 @@
 import os
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,16 +17,6 @@ VLLM = {
     "profile": {"engine": "vllm", "model": "org/tiny", "gpus": 0, "max_model_len": 2048, "stop_grace_seconds": 3},
 }
 WORDS = " ".join(f"w{i}" for i in range(30))
-
-
-@pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    house = House(tmp_path)
-    try:
-        house.up()
-        yield house
-    finally:
-        house.close()
 
 
 def serve(house: House) -> int:

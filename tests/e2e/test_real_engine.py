@@ -4,7 +4,6 @@ import importlib.util
 import os
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +21,6 @@ pytestmark = [
         importlib.util.find_spec("xllamacpp") is None and not os.environ.get("CI"), reason="xllamacpp is not installed"
     ),
 ]
-
-
-@pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    house = House(tmp_path)
-    try:
-        house.up()
-        yield house
-    finally:
-        house.close()
 
 
 def test_llamacpp_serves_the_official_client(house: House, tmp_path: Path) -> None:

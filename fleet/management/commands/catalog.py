@@ -42,7 +42,7 @@ class Command(BaseCommand):
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise CommandError(f"cannot read {path} as YAML: {error}")
         except ProfileError as error:
-            lines = [problem.text + (f"; {problem.hint}" if problem.hint else "") for problem in error.problems]
+            lines = [problem.sentence for problem in error.problems]
             raise CommandError(f"cannot use {path}:\n  " + "\n  ".join(lines))
         except FleetError as error:
             raise CommandError(f"{error.detail}; {error.hint}" if error.hint else error.detail)

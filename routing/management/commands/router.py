@@ -87,7 +87,7 @@ def _from_file(catalog: Path, routes: Path, no_auth: bool) -> None:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise CommandError(f"cannot read {catalog} as YAML: {error}")
     except ProfileError as error:
-        lines = [problem.text + (f"; {problem.hint}" if problem.hint else "") for problem in error.problems]
+        lines = [problem.sentence for problem in error.problems]
         raise CommandError(f"cannot use {catalog}:\n  " + "\n  ".join(lines))
     if not parsed.keys and not no_auth:
         raise CommandError(
