@@ -6,6 +6,7 @@ from typing import Any
 import dj_database_url
 
 from llmgw_site import env
+from llmgw_site.up.bus import socket_path
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 STATE_DIR = Path(env.text("LLMGW_STATE_DIR", str(BASE_DIR / "var"))).absolute()
@@ -89,7 +90,7 @@ AUTH_PASSWORD_VALIDATORS = [
 ]
 
 #: redis://… or unix:///path of the broker; `manage.py up` sets it to its own Valkey server when it is not given.
-REDIS_URL = env.secret("LLMGW_REDIS_URL") or f"unix://{STATE_DIR / 'bus.sock'}"
+REDIS_URL = env.secret("LLMGW_REDIS_URL") or f"unix://{socket_path(STATE_DIR)}"
 CHANNEL_LAYERS = {
     "default": {"BACKEND": "channels_redis.pubsub.RedisPubSubChannelLayer", "CONFIG": {"hosts": [REDIS_URL]}}
 }

@@ -1,12 +1,35 @@
 """The broker of the embedded default: a real Valkey server on a private unix socket."""
 
+import hashlib
 import importlib.util
+import os
 import shutil
+import tempfile
 from pathlib import Path
+
+#: `sun_path` of unix(7) has 108 bytes, one of them the closing zero.
+LONGEST_SOCKET_PATH = 107
 
 
 class NoBus(RuntimeError):
     """cannot start: there is no broker."""
+
+
+def socket_path(state: Path) -> Path:
+    """The bus's socket of a state folder: inside it, or in the temporary folder where its own path is too long."""
+    path = state / "bus.sock"
+    if len(os.fsencode(path)) <= LONGEST_SOCKET_PATH:
+        return path
+    mark = hashlib.sha256(os.fsencode(state)).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"llmgw-{os.getuid()}-{mark}" / "bus.sock"
+
+
+def private_folder(folder: Path) -> None:
+    """Make the socket's folder; raises NoBus when somebody else could put a socket there."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.stat()
+    if found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise NoBus(f"cannot start: {folder} can be written by others; remove it, or set LLMGW_REDIS_URL")
 
 
 def server_argv(socket: Path) -> list[str]:

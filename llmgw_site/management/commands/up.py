@@ -1,6 +1,7 @@
 """`manage.py up`: the whole control plane in one command, with a demo that answers."""
 
 import argparse
+import fcntl
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 
 from llmgw_site.up import first_run
-from llmgw_site.up.bus import NoBus, server_argv
+from llmgw_site.up.bus import NoBus, private_folder, server_argv, socket_path
 from llmgw_site.up.children import Child, Children, say
 from llmgw_site.up.web import daphne_argv
 
@@ -38,6 +39,7 @@ class Command(BaseCommand):
         _free(options["router"], "--router")
         state: Path = settings.STATE_DIR
         state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = _only_one(state)
         Path(settings.STATIC_ROOT).mkdir(exist_ok=True)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _interrupt)
@@ -70,6 +72,7 @@ class Command(BaseCommand):
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_IGN)
             children.stop()
+            os.close(lock)
 
     def _demo(self, children: Children, state: Path, env: dict[str, str], server: str, router: str, key: str) -> None:
         from fleet.models import CatalogModel
@@ -99,6 +102,17 @@ class Command(BaseCommand):
         say(f"try:    curl -N http://{router}/v1/chat/completions -H 'Authorization: Bearer {key}' -d '{body}'")
 
 
+def _only_one(state: Path) -> int:
+    """The lock of the state folder, held until this process ends; two would share one database and one socket."""
+    handle = os.open(state / "up.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise CommandError(f"cannot start: `up` is running with {state} already; stop it, or set LLMGW_STATE_DIR")
+    return handle
+
+
 def _environment(state: Path) -> dict[str, str]:
     env = dict(os.environ)
     env["LLMGW_STATE_DIR"] = str(state)
@@ -113,7 +127,8 @@ def _environment(state: Path) -> dict[str, str]:
 
 
 def _start_bus(children: Children, state: Path, env: dict[str, str]) -> None:
-    path = state / "bus.sock"
+    path = socket_path(state)
+    private_folder(path.parent)
     path.unlink(missing_ok=True)
     children.start(Child(name="bus", argv=server_argv(path), env=env, log=state / "logs/bus.log"))
     deadline = time.monotonic() + 10

@@ -1,0 +1,166 @@
+"""`manage.py up` as a newcomer meets it: an answer, a curl line that works, Ctrl-C, and everything kept."""
+
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.harness import OURS, ROOT, content, free_port, wait_for
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+
+def clean_env(state: Path) -> dict[str, str]:
+    """A newcomer's environment: no setting of ours but the state folder."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(OURS)}
+    return kept | {"LLMGW_STATE_DIR": str(state), "PYTHONUNBUFFERED": "1"}
+
+
+class Up:
+    """One run of a command that starts everything; its output is read from a file."""
+
+    def __init__(self, folder: Path, *words: str, argv: tuple[str, ...] = (sys.executable, "manage.py", "up")) -> None:
+        self.folder = folder
+        self.state = folder / "state"
+        self.web, self.router = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+        self.output = folder / "up.log"
+        with self.output.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*argv, "--web", self.web, "--router", self.router, *words],
+                cwd=ROOT,
+                env=clean_env(self.state),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def said(self, start: str, seconds: float = 90) -> str:
+        """The rest of the first line that begins with `start`."""
+
+        def look() -> str | None:
+            for line in self.output.read_text(errors="replace").splitlines():
+                if line.startswith(start):
+                    return line.removeprefix(start).strip() or " "
+            assert self.process.poll() is None, self.output.read_text(errors="replace")
+            return None
+
+        return str(wait_for(look, f"{start!r} in the output", seconds))
+
+    def interrupt(self) -> None:
+        """Ctrl-C, as a terminal sends it: to the whole foreground group."""
+        os.killpg(self.process.pid, signal.SIGINT)
+        assert self.process.wait(60) == 0, self.output.read_text(errors="replace")
+
+    def left(self) -> list[str]:
+        """Processes that still carry this state folder in their environment or arguments."""
+        mark, found = os.fsencode(self.state), []
+        for proc in Path("/proc").glob("[0-9]*"):
+            try:
+                text = (proc / "environ").read_bytes() + (proc / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if mark in text and int(proc.name) != os.getpid():
+                found.append((proc / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+        return found
+
+    def api(self, path: str) -> Any:
+        key = (self.state / "first_key").read_text().strip()
+        request = urllib.request.Request(
+            f"http://{self.web}/api/v1/{path}/", headers={"Authorization": f"Bearer {key}"}
+        )
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return json.loads(answer.read())["results"]
+
+
+@pytest.fixture
+def runs() -> Iterator[list[Up]]:
+    made: list[Up] = []
+    yield made
+    for up in made:
+        if up.process.poll() is None:
+            up.process.terminate()
+            up.process.wait(30)
+
+
+def test_first_answer_then_ctrl_c_then_the_same_fleet_again(tmp_path: Path, runs: list[Up]) -> None:
+    up = Up(tmp_path)
+    runs.append(up)
+    assert up.said("answer:").strip()
+    printed = shlex.split(up.said("try:"))
+    assert printed[:2] == ["curl", "-N"]
+    up.said("Ctrl-C")
+    streamed = subprocess.run(["curl", "-sS", *printed[1:]], capture_output=True, timeout=60, check=True).stdout
+    assert "".join(filter(None, map(content, streamed.splitlines()))).strip()
+    assert streamed.rstrip().endswith(b"data: [DONE]")
+    (node,), (replica,) = up.api("nodes"), up.api("replicas")
+    up.interrupt()
+    assert up.left() == []
+
+    again = Up(tmp_path)
+    runs.append(again)
+    assert again.said("answer:").strip()
+    assert "password" not in again.output.read_text()  # shown once
+    (node_again,), (replica_again,) = again.api("nodes"), again.api("replicas")
+    assert (node_again["uid"], node_again["name"]) == (node["uid"], node["name"])
+    assert (replica_again["uid"], replica_again["state"]) == (replica["uid"], "ready")
+    again.interrupt()
+    assert again.left() == []
+
+
+def test_a_crashed_child_comes_back_and_is_named(tmp_path: Path, runs: list[Up]) -> None:
+    up = Up(tmp_path, "--no-demo")
+    runs.append(up)
+    up.said("Ctrl-C")
+    children = Path(f"/proc/{up.process.pid}/task/{up.process.pid}/children").read_text().split()
+    (pid,) = [int(child) for child in children if b"daphne" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    os.kill(pid, signal.SIGKILL)
+    assert "it starts again" in up.said("web ended with code -9")
+    wait_for(lambda: urllib.request.urlopen(f"http://{up.web}/healthz", timeout=2).status == 200, "the web process")
+    up.interrupt()
+    assert up.left() == []
+
+
+def test_a_busy_port_is_said_before_anything_starts(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        argv = [sys.executable, "manage.py", "up", "--no-demo", "--web", f"127.0.0.1:{port}"]
+        env = clean_env(tmp_path / "state")
+        done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
+    assert not (tmp_path / "state").exists()
+
+
+def test_two_runs_never_share_a_state_folder(tmp_path: Path, runs: list[Up]) -> None:
+    first = Up(tmp_path, "--no-demo")
+    runs.append(first)
+    first.said("Ctrl-C")
+    argv = [sys.executable, "manage.py", "up", "--no-demo", "--web", f"127.0.0.1:{free_port()}"]
+    argv += ["--router", f"127.0.0.1:{free_port()}"]
+    done = subprocess.run(argv, cwd=ROOT, env=clean_env(first.state), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "cannot start: `up` is running with" in done.stderr
+    assert first.process.poll() is None
+    first.interrupt()
+
+
+def test_a_deep_folder_still_has_a_bus(tmp_path: Path, runs: list[Up]) -> None:
+    """A socket's path has at most 107 bytes; a clone may lie deeper."""
+    deep = tmp_path / ("d" * 60) / ("e" * 60)
+    deep.mkdir(parents=True)
+    up = Up(deep, "--no-demo")
+    runs.append(up)
+    up.said("Ctrl-C")
+    up.interrupt()
+    assert up.left() == []
