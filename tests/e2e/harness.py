@@ -72,10 +72,10 @@ class House:
 
     # -- processes ----------------------------------------------------------------------------------------------------
 
-    def start(self, name: str, argv: list[str], **env: str) -> subprocess.Popen[bytes]:
+    def start(self, name: str, argv: list[str], cwd: Path = ROOT, **env: str) -> subprocess.Popen[bytes]:
         log = (self.folder / f"{name}.log").open("ab")
         process = subprocess.Popen(
-            argv, cwd=ROOT, env={**self.env, **env}, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            argv, cwd=cwd, env={**self.env, **env}, stdout=log, stderr=log, stdin=subprocess.DEVNULL
         )
         log.close()
         self.processes[name] = process
@@ -107,10 +107,12 @@ class House:
         self.start("router", [sys.executable, "manage.py", "router", "--listen", f"127.0.0.1:{self.router_port}"])
         wait_for(lambda: self.get_text(self.router_port, "/healthz"), "the router")
 
-    def agent(self, node: str = "node-a", **env: str) -> subprocess.Popen[bytes]:
-        argv = [sys.executable, "-m", "agent_client", "--server", f"ws://127.0.0.1:{self.web_port}"]
+    def agent(
+        self, node: str = "node-a", python: str = sys.executable, cwd: Path = ROOT, **env: str
+    ) -> subprocess.Popen[bytes]:
+        argv = [python, "-m", "agent_client", "--server", f"ws://127.0.0.1:{self.web_port}"]
         argv += ["--node-id", node, "--mgmt-addr", "127.0.0.1", "--state-dir", str(self.folder / node), "run"]
-        return self.start(node, argv, **{"LLMGW_AGENT_JOIN_SECRET": SECRET, **env})
+        return self.start(node, argv, cwd, **{"LLMGW_AGENT_JOIN_SECRET": SECRET, "PYTHONPATH": str(cwd), **env})
 
     def up(self) -> None:
         self.bus()

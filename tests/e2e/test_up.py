@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,9 @@ import pytest
 from tests.e2e.harness import OURS, ROOT, content, free_port, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+
+UP = (sys.executable, "manage.py", "up")
 
 
 def clean_env(state: Path) -> dict[str, str]:
@@ -28,7 +31,7 @@ def clean_env(state: Path) -> dict[str, str]:
 class Up:
     """One run of a command that starts everything; its output is read from a file."""
 
-    def __init__(self, folder: Path, *words: str, argv: tuple[str, ...] = (sys.executable, "manage.py", "up")) -> None:
+    def __init__(self, folder: Path, *words: str, argv: Sequence[str] = UP, cwd: Path = ROOT) -> None:
         self.folder = folder
         self.state = folder / "state"
         self.web, self.router = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
@@ -36,7 +39,7 @@ class Up:
         with self.output.open("wb") as log:
             self.process = subprocess.Popen(
                 [*argv, "--web", self.web, "--router", self.router, *words],
-                cwd=ROOT,
+                cwd=cwd,
                 env=clean_env(self.state),
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -98,9 +101,7 @@ def test_first_answer_then_ctrl_c_then_the_same_fleet_again(tmp_path: Path, runs
     printed = shlex.split(up.said("try:"))
     assert printed[:2] == ["curl", "-N"]
     up.said("Ctrl-C")
-    streamed = subprocess.run(["curl", "-sS", *printed[1:]], capture_output=True, timeout=60, check=True).stdout
-    assert "".join(filter(None, map(content, streamed.splitlines()))).strip()
-    assert streamed.rstrip().endswith(b"data: [DONE]")
+    check_printed_curl(printed)
     (node,), (replica,) = up.api("nodes"), up.api("replicas")
     up.interrupt()
     assert up.left() == []
@@ -114,6 +115,13 @@ def test_first_answer_then_ctrl_c_then_the_same_fleet_again(tmp_path: Path, runs
     assert (replica_again["uid"], replica_again["state"]) == (replica["uid"], "ready")
     again.interrupt()
     assert again.left() == []
+
+
+def check_printed_curl(printed: list[str]) -> None:
+    """The line that `up` printed streams an answer to its end."""
+    streamed = subprocess.run(["curl", "-sS", *printed[1:]], capture_output=True, timeout=60, check=True).stdout
+    assert "".join(filter(None, map(content, streamed.splitlines()))).strip()
+    assert streamed.rstrip().endswith(b"data: [DONE]")
 
 
 def test_a_crashed_child_comes_back_and_is_named(tmp_path: Path, runs: list[Up]) -> None:

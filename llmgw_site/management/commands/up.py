@@ -94,7 +94,9 @@ class Command(BaseCommand):
         asked = {
             "model": name,
             "stream": True,
-            "messages": [{"role": "user", "content": "What is the capital of France?"}],
+            "max_tokens": 60,
+            "temperature": 0,  # the likeliest words: a model this small wanders otherwise
+            "messages": [{"role": "user", "content": "What is a GPU?"}],
         }
         text = _wait(children, lambda: _ask(router, key, asked), "the first answer", state, ANSWER_SECONDS)
         say(f"answer: {text}")
@@ -193,7 +195,7 @@ def _ask(router: str, key: str, asked: dict[str, Any]) -> str:
     """The words of a streamed answer, or nothing while the model is not ready."""
     request = urllib.request.Request(
         f"http://{router}/v1/chat/completions",
-        data=json.dumps(asked | {"max_tokens": 60}).encode(),
+        data=json.dumps(asked).encode(),
         headers={"Authorization": f"Bearer {key}", "Content-Type": "application/json"},
     )
     words = []
