@@ -8,22 +8,22 @@ from agent_client.protocol.states import ShardState
 
 
 class NodeStatus(StrEnum):
-    JOINING = "joining"  # registered; nothing sent down was answered yet
+    JOINING = "joining"
     READY = "ready"
-    UNREACHABLE = "unreachable"  # silent; nothing new is placed, its engines stay routable
-    LOST = "lost"  # silent for long; its shards are lost and its claims released
-    QUARANTINED = "quarantined"  # two machines use one identity; a person must act
+    UNREACHABLE = "unreachable"
+    LOST = "lost"
+    QUARANTINED = "quarantined"
 
 
 class ReplicaState(StrEnum):
-    PENDING = "pending"  # not placed, and the explanation says why
+    PENDING = "pending"
     STARTING = "starting"
     READY = "ready"
     DRAINING = "draining"
     STOPPED = "stopped"
-    FAILED = "failed"  # waits for its next try
-    DEGRADED = "degraded"  # a rank is gone; the whole replica restarts
-    LOST = "lost"  # its node went; it is placed elsewhere
+    FAILED = "failed"
+    DEGRADED = "degraded"
+    LOST = "lost"
 
 
 class ReplicaWish(StrEnum):
@@ -85,6 +85,38 @@ SHARD_TRANSITIONS: Mapping[ShardState, frozenset[ShardState]] = {
 
 # Replica states are computed from facts in both directions (domain/replica_state), so each can follow each.
 REPLICA_TRANSITIONS: Mapping[ReplicaState, frozenset[ReplicaState]] = {state: frozenset(R) - {state} for state in R}
+
+# What each state tells a person; docs/states.md is drawn from it. One table each: equal words of two enums are one key.
+NODE_MEANINGS: Mapping[NodeStatus, str] = {
+    N.JOINING: "registered, but nothing that was sent down its stream has been answered yet",
+    N.READY: "its stream works in both directions",
+    N.UNREACHABLE: "silent: nothing new is placed on it, and its engines stay routable",
+    N.LOST: "silent for long: its shards count as lost, its claims are released",
+    N.QUARANTINED: "two machines use its identity; a person must act",
+}
+SHARD_MEANINGS: Mapping[ShardState, str] = {
+    S.ASSIGNED: "placed, and its order is written; the agent has not answered yet",
+    S.VALIDATING: "the agent checks programs, files, cards, ports and policy",
+    S.LAUNCHING: "the engine's process is being started",
+    S.LOADING: "the process runs and does not answer yet",
+    S.READY: "it gave a real answer",
+    S.DRAINING: "no new requests; the running ones may end",
+    S.STOPPING: "asked to end, and killed after its grace",
+    S.STOPPED: "ended because it was told to",
+    S.FAILED: "refused or ended by itself; code, sentence and last lines are kept",
+    S.STOP_STUCK: "told to end, but processes are still there; the report names them",
+    S.LOST: "its node has not been heard for long; said by the server alone",
+}
+REPLICA_MEANINGS: Mapping[ReplicaState, str] = {
+    R.PENDING: "not placed; its explanation says why",
+    R.STARTING: "placed; at least one shard is not ready yet",
+    R.READY: "every shard is ready: it is routable",
+    R.DRAINING: "it leaves when its requests have ended",
+    R.STOPPED: "nothing of it runs, as wished",
+    R.FAILED: "it failed and waits for its next try",
+    R.DEGRADED: "a rank is gone; the whole replica restarts as its next attempt",
+    R.LOST: "its node went; it is placed elsewhere",
+}
 
 
 def sources(table: Mapping[E, frozenset[E]], target: E) -> frozenset[E]:
