@@ -31,10 +31,12 @@ def clean_env(state: Path) -> dict[str, str]:
 class Up:
     """One run of a command that starts everything; its output is read from a file."""
 
-    def __init__(self, folder: Path, *words: str, argv: Sequence[str] = UP, cwd: Path = ROOT) -> None:
+    def __init__(
+        self, folder: Path, *words: str, argv: Sequence[str] = UP, cwd: Path = ROOT, router_on: str = "127.0.0.1"
+    ) -> None:
         self.folder = folder
         self.state = folder / "state"
-        self.web, self.router = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+        self.web, self.router = f"127.0.0.1:{free_port()}", f"{router_on}:{free_port()}"
         self.output = folder / "up.log"
         with self.output.open("wb") as log:
             self.process = subprocess.Popen(

@@ -1,0 +1,48 @@
+"""`manage.py explain MODEL`: where each copy runs or, in a sentence that names machines, why it can't."""
+
+import argparse
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from fleet.domain.placement import Placement
+from fleet.domain.reasons import Refusal
+from fleet.services.errors import FleetError
+from fleet.services.explanations import CopyExplanation, explain
+
+
+class Command(BaseCommand):
+    help = "Say where each copy of a model runs, or why it can't."
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("model", help="name or alias")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        try:
+            found = explain(options["model"])
+        except FleetError as error:
+            raise CommandError(f"{error.detail}; {error.hint}" if error.hint else error.detail)
+        self.stdout.write(f"{found.name}: {found.wanted} wanted, {len(found.copies)} there")
+        for copy in found.copies:
+            self._copy(copy)
+        if isinstance(found.another, Placement):
+            self.stdout.write(f"one more copy would go to {found.another.node_name}")
+        elif not any(copy.refusal for copy in found.copies):
+            self.stdout.write("one more copy would not fit:")
+            self._refusal(found.another)
+
+    def _copy(self, copy: CopyExplanation) -> None:
+        words = [copy.label, copy.state.value]
+        if copy.where:
+            words.append("on " + "; ".join(copy.where))
+        self.stdout.write("  ".join(words) + (f": {copy.reason}" if copy.reason and not copy.refusal else ""))
+        if copy.refusal:
+            self._refusal(copy.refusal)
+
+    def _refusal(self, refusal: Refusal) -> None:
+        self.stdout.write(f"  {refusal.text}")
+        if len(refusal.nodes) > 1:
+            for node in refusal.nodes:
+                self.stdout.write(f"    {node.text}")
+        if refusal.hint:
+            self.stdout.write(f"  hint: {refusal.hint}")
