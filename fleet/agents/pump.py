@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import redis.asyncio
 from django.conf import settings
-from django.utils import timezone
 
 from agent_client.protocol.messages import Drain, Start, Stop
 from fleet import doorbell
@@ -50,7 +49,6 @@ class Pump:
         self._consumers: dict[int, AgentConsumer] = {}
         self._dirty: set[int] = set()
         self._look = asyncio.Event()
-        self._started_at = timezone.now()
         self._listener = f"{socket.gethostname()}:{os.getpid()}"
         # References are kept: an unreferenced task is collected and wake-ups stop silently.
         self._tasks = [asyncio.create_task(loop()) for loop in (self._listen, self._deliver, self._flush)]
@@ -138,13 +136,13 @@ class Pump:
 
     async def _flush(self) -> None:
         # A session's lease is renewed only by what it sent: the buffer is emptied at each flush.
+        first = True
         while True:
             await asyncio.sleep(FLUSH_SECONDS)
             beats, self.beats = self.beats, {}
             try:
-                refresh = await in_database(
-                    heartbeats.flush, listener=self._listener, started_at=self._started_at, beats=beats
-                )
+                refresh = await in_database(heartbeats.flush, listener=self._listener, first=first, beats=beats)
+                first = False
             except AWAY as error:
                 self.beats = beats | self.beats
                 log.warning("pump.heartbeats_kept count=%d error=%s", len(beats), type(error).__name__)

@@ -1,7 +1,7 @@
 """Which silent nodes are unreachable or lost. Ages are seconds by the database's clock; no other clock is looked at."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fleet.domain.states import NodeStatus
 
@@ -44,10 +44,17 @@ def judge(
     since_last_loss: float | None,
     limits: Limits,
 ) -> Verdict:
-    """`listening_for`: seconds for which a fresh listener has been up; None without one."""
+    """`listening_for`: seconds for which a fresh listener has been up without a gap; None without one.
+
+    Silence counts from then on alone: what was said while nobody could hear it is no sign of death.
+    """
     if listening_for is None or listening_for < limits.start_grace:
         return Verdict(deaf=True)
-    judged = [n for n in nodes if n.status in (NodeStatus.JOINING, NodeStatus.READY, NodeStatus.UNREACHABLE)]
+    judged = [
+        replace(n, silent_seconds=min(n.silent_seconds, listening_for))
+        for n in nodes
+        if n.status in (NodeStatus.JOINING, NodeStatus.READY, NodeStatus.UNREACHABLE)
+    ]
     silent = [n for n in judged if n.silent_seconds >= limits.unreachable_after]
     unreachable = tuple(n for n in silent if n.status is not NodeStatus.UNREACHABLE)
     gone = sorted(

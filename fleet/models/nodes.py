@@ -75,7 +75,10 @@ class AgentSession(models.Model):
 
 
 class Listener(models.Model):
-    """A process that holds agent streams. Liveness is judged only while one has been listening long enough."""
+    """A process that holds agent streams. Liveness is judged only while one has been listening long enough.
+
+    `started_at` is when it last began to listen: at its start, and after each time that it could not write.
+    """
 
     name = models.CharField(max_length=200, unique=True)
     started_at = models.DateTimeField()

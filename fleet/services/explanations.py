@@ -7,7 +7,7 @@ from fleet import snapshots
 from fleet.domain.placement import Placement, place
 from fleet.domain.reasons import Refusal
 from fleet.domain.states import ReplicaState
-from fleet.models import CatalogModel, Replica
+from fleet.models import CatalogModel, Gpu, Replica
 from fleet.services.errors import FleetError
 
 
@@ -52,8 +52,9 @@ def _copy(replica: Replica, refusal: Refusal | None) -> CopyExplanation:
     live = [shard for shard in replica.shards.all() if shard.state not in ENDED_SHARD_STATES]
     where = []
     for shard in sorted(live, key=lambda each: (each.epoch, each.rank)):
-        cards = sorted(claim.gpu.index for claim in shard.claims.all() if claim.released_at is None)
-        where.append(shard.node.name + (f" GPU {', '.join(map(str, cards))}" if cards else ""))
+        held = [claim.gpu for claim in shard.claims.all() if claim.released_at is None]
+        cards = [gpu.uuid if gpu.index is None else str(gpu.index) for gpu in sorted(held, key=_by_index)]
+        where.append(shard.node.name + (f" GPU {', '.join(cards)}" if cards else ""))
     return CopyExplanation(
         label=replica.label,
         state=ReplicaState(replica.state),
@@ -61,6 +62,10 @@ def _copy(replica: Replica, refusal: Refusal | None) -> CopyExplanation:
         where=tuple(where),
         refusal=None if where else refusal,
     )
+
+
+def _by_index(gpu: Gpu) -> tuple[int, str]:
+    return (-1 if gpu.index is None else gpu.index, gpu.uuid)
 
 
 def _known(name: str) -> str:

@@ -2,17 +2,20 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import timedelta
 
 from django.db import transaction
 from django.db.models.functions import Now
 
 from fleet import doorbell
+from fleet.domain.liveness import LISTENER_FRESH_SECONDS
 from fleet.domain.states import NodeStatus
 from fleet.models import Listener, Node
 from fleet.services.errors import StaleTransition
 from fleet.services.events import record
 from fleet.services.transitions import move_node
+
+LISTENER_FRESH = timedelta(seconds=LISTENER_FRESH_SECONDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,11 +27,12 @@ class Beat:
 
 
 @transaction.atomic
-def flush(*, listener: str, started_at: datetime, beats: Mapping[int, Beat]) -> list[int]:
-    """Renew all sessions' leases by the database's clock; returns the sessions that should send a whole report."""
-    updated = Listener.objects.filter(name=listener).update(seen_at=Now())
-    if not updated:
-        Listener.objects.create(name=listener, started_at=started_at, seen_at=started_at)
+def flush(*, listener: str, first: bool, beats: Mapping[int, Beat]) -> list[int]:
+    """Renew all sessions' leases by the database's clock; returns the sessions that should send a whole report.
+
+    `first`: of this process. It begins to listen then, and again after each gap in which nothing could be written.
+    """
+    _listening(listener, first)
     if not beats:
         return []
     nodes = Node.objects.filter(session_id__in=beats)
@@ -46,6 +50,14 @@ def flush(*, listener: str, started_at: datetime, beats: Mapping[int, Beat]) -> 
         elif status == NodeStatus.LOST:
             refresh.append(session_id)  # its shards were given up: what it still has must be told whole
     return refresh
+
+
+def _listening(name: str, first: bool) -> None:
+    row = Listener.objects.filter(name=name)
+    if not first and row.filter(seen_at__gte=Now() - LISTENER_FRESH).update(seen_at=Now()):
+        return
+    if not row.update(started_at=Now(), seen_at=Now()):
+        Listener.objects.create(name=name, started_at=Now(), seen_at=Now())
 
 
 def _back(node_id: int, name: str) -> None:

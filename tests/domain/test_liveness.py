@@ -1,5 +1,7 @@
 """Who is unreachable or lost, and when nothing is judged."""
 
+from dataclasses import replace
+
 from fleet.domain.liveness import Limits, NodeSilence, Verdict, judge
 from fleet.domain.states import NodeStatus
 
@@ -44,3 +46,13 @@ def test_most_of_the_fleet_silent_holds_evictions() -> None:
 def test_nothing_is_judged_while_nobody_listens_or_just_after_a_start() -> None:
     assert verdict(nodes(1, 20), listening_for=None).deaf
     assert verdict(nodes(1, 20), listening_for=179.0).deaf
+
+
+def test_what_was_said_while_nobody_could_listen_is_no_silence() -> None:
+    silent = nodes(1, 20, status=NodeStatus.READY)
+    assert verdict(silent, listening_for=20.0).unreachable == ()
+    no_grace = {"limits": replace(LIMITS, start_grace=0), "since_last_loss": None}
+    assert judge(silent, listening_for=20.0, **no_grace) == Verdict()
+    assert judge(silent, listening_for=40.0, **no_grace).unreachable != ()
+    assert judge(nodes(1, 20), listening_for=299.0, **no_grace).lost == ()
+    assert judge(nodes(1, 20), listening_for=301.0, **no_grace).lost != ()

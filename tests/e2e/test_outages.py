@@ -87,7 +87,7 @@ def test_broker_and_database_restart_under_traffic(house: House, database: Priva
         (house.folder / "bus.sock").unlink(missing_ok=True)
         house.bus()
         database.stop()
-        time.sleep(5)  # longer than the fleet's "unreachable" of these tests
+        time.sleep(8)  # longer than these tests' "lost": but it is the control plane that was deaf
         database.start()
         wait_for(lambda: house.node()["status"] == "ready" and house.node()["connected"], "the node", 60)
         house.api("models/", {**ECHO, "name": "two"})
