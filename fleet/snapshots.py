@@ -131,6 +131,7 @@ def _replicas(shards: dict[int, list[ShardView]]) -> tuple[ReplicaView, ...]:
                 next_try_at=replica.next_try_at,
                 restart_requested=replica.restart_requested,
                 explanation_text=(replica.explanation or {}).get("text", ""),
+                reason=replica.reason,
                 avoid_node=names.get(str(failure.get("node"))) if local else None,
                 shards=tuple(sorted(shards.get(replica.pk, []), key=lambda s: (s.epoch, s.rank))),
             )

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import dj_database_url
+from django.templatetags.static import static
 
 from llmgw_site import env
 from llmgw_site.up.bus import socket_path
@@ -61,6 +62,7 @@ ASGI_APPLICATION = "llmgw_site.asgi.application"
 TEMPLATES = [
     {
         "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "DIRS": [BASE_DIR / "fleet" / "templates"],  # before unfold's own home page
         "APP_DIRS": True,
         "OPTIONS": {
             "context_processors": [
@@ -128,7 +130,14 @@ REST_FRAMEWORK = {
     "EXCEPTION_HANDLER": "fleet.api.problems.handle",
 }
 SPECTACULAR_SETTINGS = {"TITLE": "llmgw", "VERSION": "1", "SERVE_INCLUDE_SCHEMA": False}
-UNFOLD = {"SITE_TITLE": "llmgw", "SITE_HEADER": "llmgw", "SHOW_HISTORY": True}
+UNFOLD = {
+    "SITE_TITLE": "llmgw",
+    "SITE_HEADER": "llmgw",
+    "SHOW_HISTORY": True,
+    "DASHBOARD_CALLBACK": "fleet.admin.home.fill",
+    "STYLES": [lambda request: static("fleet/fleet.css")],
+    "SIDEBAR": {"show_all_applications": False, "navigation": "llmgw_site.navigation.navigation"},
+}
 
 LANGUAGE_CODE = "en"
 USE_I18N = False

@@ -4,13 +4,47 @@ from typing import Any
 
 from django.contrib import messages
 from django.db.models import Model
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import reverse
 from unfold.admin import ModelAdmin
 
 from fleet.services.errors import FleetError
 
 
-class MachineOwnedAdmin(ModelAdmin):
+class ServiceDeleteAdmin(ModelAdmin):
+    """Deleting goes through a service, row by row, which may refuse; what goes with a row needs no permission."""
+
+    def delete_row(self, row: Any, actor: str) -> None:
+        raise NotImplementedError
+
+    def get_actions(self, request: HttpRequest) -> Any:
+        """Without Django's own «delete selected»: it says «deleted» whatever a service answers."""
+        return {name: action for name, action in super().get_actions(request).items() if name != "delete_selected"}
+
+    def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
+        listed, counts, _perms, protected = super().get_deleted_objects(objs, request)
+        return listed, counts, set(), protected
+
+    def delete_model(self, request: HttpRequest, obj: Model) -> None:
+        self.each(request, [obj], lambda row: self.delete_row(row, request.user.get_username()), "deleted")
+
+    def response_delete(self, request: HttpRequest, obj_display: str, obj_id: Any) -> HttpResponse:
+        """The row's own message was given; Django's would claim success."""
+        return HttpResponseRedirect(reverse(f"admin:{self.opts.app_label}_{self.opts.model_name}_changelist"))
+
+    def each(self, request: HttpRequest, rows: Any, act: Any, done: str) -> None:
+        """Do one service call per row and say what came of each."""
+        for row in rows:
+            name = str(row)
+            try:
+                act(row)
+            except FleetError as error:
+                self.message_user(request, f"{error.detail}. {error.hint}".strip(), messages.ERROR)
+            else:
+                self.message_user(request, f"{name}: {done}", messages.SUCCESS)
+
+
+class MachineOwnedAdmin(ServiceDeleteAdmin):
     """Rows that agents and the reconciler write."""
 
     def has_add_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
@@ -22,15 +56,16 @@ class MachineOwnedAdmin(ModelAdmin):
     def has_delete_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
         return False
 
+    def changeform_view(
+        self,
+        request: HttpRequest,
+        object_id: str | None = None,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> Any:
+        """Nothing to save: no buttons that say so."""
+        hidden = {"show_save": False, "show_save_and_continue": False, "show_save_and_add_another": False}
+        return super().changeform_view(request, object_id, form_url, {**(extra_context or {}), **hidden})
+
     def get_readonly_fields(self, request: HttpRequest, obj: Model | None = None) -> Any:
         return [*self.readonly_fields, *(f.name for f in self.opts.fields if f.editable)]
-
-    def each(self, request: HttpRequest, rows: Any, act: Any, done: str) -> None:
-        """Do one service call per row and say what came of each."""
-        for row in rows:
-            try:
-                act(row)
-            except FleetError as error:
-                self.message_user(request, f"{error.detail}. {error.hint}".strip(), messages.ERROR)
-            else:
-                self.message_user(request, f"{row}: {done}", messages.SUCCESS)

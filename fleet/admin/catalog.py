@@ -3,12 +3,15 @@
 from typing import Any
 
 from django import forms
-from django.contrib import admin, messages
+from django.contrib import admin
+from django.db.models import Count, Q
 from django.http import HttpRequest
-from unfold.admin import ModelAdmin
+from unfold.decorators import display
+from unfold.widgets import UnfoldAdminTextareaWidget
 
 from agent_client.profile import Entry
-from fleet.admin.base import MachineOwnedAdmin
+from fleet.admin.base import MachineOwnedAdmin, ServiceDeleteAdmin
+from fleet.domain.states import ReplicaState
 from fleet.models import CatalogModel, ProfileRevision, ServedName
 from fleet.services import catalog
 from fleet.services.errors import FleetError
@@ -20,6 +23,16 @@ class CatalogModelForm(forms.ModelForm):
     class Meta:
         model = CatalogModel
         fields = ["name", "aliases", "replicas", "profile", "endpoints"]
+        widgets = {
+            "aliases": UnfoldAdminTextareaWidget(attrs={"rows": 2}),
+            "profile": UnfoldAdminTextareaWidget(attrs={"rows": 12}),
+            "endpoints": UnfoldAdminTextareaWidget(attrs={"rows": 3}),
+        }
+        help_texts = {
+            "aliases": 'other names that clients may ask for, such as ["default"]',
+            "profile": "what to run: engine, model, gpu_class, tensor_parallel, …; the same words as in a catalog file",
+            "endpoints": 'instead of a profile: engines that llmgw does not run, such as [{"url": "http://10.1.2.7:8000"}]',
+        }
 
     def clean(self) -> dict[str, Any]:
         given = super().clean() or {}
@@ -40,15 +53,24 @@ class CatalogModelForm(forms.ModelForm):
 
 
 @admin.register(CatalogModel)
-class CatalogModelAdmin(ModelAdmin):
+class CatalogModelAdmin(ServiceDeleteAdmin):
     form = CatalogModelForm
-    list_display = ["name", "replicas", "kind", "revision", "updated_at"]
+    list_display = ["name", "truth", "engine", "revision", "updated_at"]
     list_filter = ["updated_at"]
     search_fields = ["name"]
-    readonly_fields = ["revision"]
+    fields = ["name", "aliases", "replicas", "profile", "endpoints", "revision"]
 
-    def kind(self, model: CatalogModel) -> str:
-        return "managed" if model.profile is not None else "endpoints"
+    def get_queryset(self, request: HttpRequest) -> Any:
+        ready = Count("replica_set", filter=Q(replica_set__state=ReplicaState.READY))
+        return super().get_queryset(request).annotate(ready=ready)
+
+    @display(description="ready")
+    def truth(self, model: Any) -> str:
+        return f"{model.ready} of {model.replicas}" if model.profile is not None else "-"
+
+    @display(description="engine")
+    def engine(self, model: CatalogModel) -> str:
+        return str(model.profile.get("engine", "")) if model.profile is not None else "endpoints"
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         return ["revision", "name"] if obj else ["revision"]
@@ -57,15 +79,8 @@ class CatalogModelAdmin(ModelAdmin):
         catalog.save_entry(form.entry, actor=request.user.get_username())
         obj.pk = CatalogModel.objects.values_list("pk", flat=True).get(name=form.entry.name)
 
-    def delete_model(self, request: HttpRequest, obj: CatalogModel) -> None:
-        try:
-            catalog.delete_model(obj.name, actor=request.user.get_username())
-        except FleetError as error:
-            self.message_user(request, error.detail, messages.ERROR)
-
-    def delete_queryset(self, request: HttpRequest, queryset: Any) -> None:
-        for model in queryset:
-            self.delete_model(request, model)
+    def delete_row(self, row: CatalogModel, actor: str) -> None:
+        catalog.delete_model(row.name, actor=actor)
 
 
 @admin.register(ProfileRevision)

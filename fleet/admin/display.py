@@ -1,6 +1,10 @@
 """How states look: a colour for each, and never the colour alone."""
 
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
 
 from agent_client.protocol.states import ShardState
 from fleet.domain.states import CommandState, NodeStatus, ReplicaState, Severity
@@ -41,3 +45,15 @@ COLOURS: dict[Any, str] = {
 }
 #: The same by word, as unfold's `display(label=…)` takes it.
 LABELS = {str(state): colour for state, colour in COLOURS.items()}
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> SafeString | str:
+    """A small table inside a page; it scrolls by itself where the page is narrow."""
+    body = [tuple("-" if cell in (None, "") else cell for cell in row) for row in rows]
+    if not body:
+        return "-"
+    line = format_html("<tr>{}</tr>", format_html_join("", "<th>{}</th>", ((cell,) for cell in head)))
+    lines = format_html_join(
+        "", "<tr>{}</tr>", ((format_html_join("", "<td>{}</td>", ((c,) for c in row)),) for row in body)
+    )
+    return format_html('<div class="fleet-scroll"><table class="fleet-table">{}{}</table></div>', line, lines)

@@ -3,36 +3,132 @@
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import QuerySet
+from django.db.models import Count, Exists, OuterRef, Q, QuerySet
 from django.http import HttpRequest
-from unfold.admin import ModelAdmin, TabularInline
+from django.utils import timezone
+from django.utils.html import format_html_join
+from django.utils.safestring import SafeString
 from unfold.decorators import display
 
+from agent_client.protocol.states import ENDED_SHARD_STATES
 from fleet.admin.base import MachineOwnedAdmin
-from fleet.admin.display import LABELS
-from fleet.models import Adapter, AgentSession, Fabric, Gpu, Lease, Listener, Node
+from fleet.admin.display import LABELS, table
+from fleet.models import Adapter, AgentSession, Event, Fabric, Gpu, GpuClaim, Lease, Listener, Node, Shard
 from fleet.services import operations
 
 
-class GpuInline(TabularInline):
-    model = Gpu
-    extra = 0
-    can_delete = False
-    fields = ["index", "gpu_class", "memory_total_mib", "memory_used_mib", "domain", "placeable", "schedulable"]
-    readonly_fields = fields
+def memory(gpu: Gpu) -> str:
+    """Used and whole, in GiB."""
+    if gpu.memory_total_mib is None:
+        return "-"
+    used = "-" if gpu.memory_used_mib is None else f"{gpu.memory_used_mib / 1024:.1f}"
+    return f"{used} of {gpu.memory_total_mib / 1024:.1f} GiB"
 
-    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
+
+def health(gpu: Gpu) -> str:
+    return texts(gpu) or ("ok" if gpu.placeable else "not placeable")
+
+
+def foreign(gpu: Gpu) -> str:
+    names = [f"{p.get('name') or 'a process'} (pid {p.get('pid')})" for p in gpu.processes if isinstance(p, dict)]
+    return "not ours: " + ", ".join(names[:3]) if names else ""
+
+
+def texts(row: Gpu | Adapter) -> str:
+    """Its problems, in words."""
+    return "; ".join(str(problem.get("text", "")) for problem in row.problems if isinstance(problem, dict))
 
 
 @admin.register(Node)
 class NodeAdmin(MachineOwnedAdmin):
-    list_display = ["name", "state", "schedulable", "mgmt_addr", "agent_version", "connected", "last_seen_at"]
+    list_display = ["name", "state", "placing", "cards", "address", "agent_version", "heard"]
     list_filter = ["status", "schedulable", "connected"]
     search_fields = ["name", "hostname", "mgmt_addr"]
-    exclude = ["credential_sha256", "past_boots"]
-    inlines = [GpuInline]
     actions = ["cordon", "uncordon", "release"]
+    fieldsets = [
+        (None, {"fields": ["sentence", "warnings", "gpu_table", "adapter_table"]}),
+        ("Runs there", {"fields": ["shard_table"]}),
+        ("Events", {"fields": ["events"]}),
+        (
+            "Facts",
+            {
+                "classes": ["collapse"],
+                "fields": [
+                    *("uid", "hostname", "mgmt_addr", "agent_version", "engines", "labels", "fabrics"),
+                    *("machine_id", "boot_id", "last_seen_at", "inventory_at", "inventory_stale_seconds", "inventory"),
+                ],
+            },
+        ),
+    ]
+    readonly_fields = ["uid", "sentence", "warnings", "gpu_table", "adapter_table", "shard_table", "events"]
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Node]:
+        there = Q(gpus__present=True)
+        held = Exists(GpuClaim.objects.filter(gpu=OuterRef("gpus__pk"), released_at__isnull=True))
+        counts = {"all_cards": Count("gpus", filter=there), "held_cards": Count("gpus", filter=there & Q(held))}
+        return super().get_queryset(request).annotate(**counts)
+
+    @display(description="placing", ordering="schedulable")
+    def placing(self, node: Node) -> str:
+        return (
+            "yes" if node.schedulable else f"cordoned: {node.cordon_reason[:60]}" if node.cordon_reason else "cordoned"
+        )
+
+    @display(description="GPUs held")
+    def cards(self, node: Any) -> str:
+        return f"{node.held_cards} of {node.all_cards}" if node.all_cards else "none"
+
+    @display(description="address")
+    def address(self, node: Node) -> str:
+        return node.mgmt_addr
+
+    @display(description="last heard", ordering="last_seen_at")
+    def heard(self, node: Node) -> str:
+        return f"{node.last_seen_at:%Y-%m-%d %H:%M:%S}" if node.last_seen_at else "never"
+
+    @display(description="Now")
+    def sentence(self, node: Node) -> str:
+        why = f": {node.status_reason}" if node.status_reason else ""
+        cordon = (
+            "" if node.schedulable else " It is cordoned" + (f": {node.cordon_reason}" if node.cordon_reason else "")
+        )
+        return f"{node.name} is {node.status} since {node.status_at:%Y-%m-%d %H:%M:%S} UTC{why}.{cordon}"
+
+    @display(description="Warnings")
+    def warnings(self, node: Node) -> SafeString | str:
+        found = [text for text in (node.inventory or {}).get("warnings", []) if isinstance(text, str)]
+        return format_html_join("", "<p>{}</p>", ((text,) for text in found)) or "-"
+
+    @display(description="GPUs")
+    def gpu_table(self, node: Node) -> SafeString | str:
+        claims = GpuClaim.objects.filter(gpu__node=node, released_at__isnull=True).select_related(
+            "shard__replica__model"
+        )
+        holders = {claim.gpu_id: claim.shard.replica.label for claim in claims}
+        rows = [
+            (g.index, g.gpu_class, memory(g), g.domain, holders.get(g.pk, foreign(g) or "free"), health(g))
+            for g in node.gpus.filter(present=True).order_by("index")
+        ]
+        return table(("GPU", "class", "memory", "domain", "held by", "health"), rows)
+
+    @display(description="Adapters")
+    def adapter_table(self, node: Node) -> SafeString | str:
+        rows = [
+            (a.hca, a.port, a.state, f"{a.rate_gbps:g} Gb/s" if a.rate_gbps else None, a.link_layer, a.fabric, texts(a))
+            for a in node.adapters.filter(present=True).select_related("fabric")
+        ]
+        return table(("HCA", "port", "state", "rate", "link", "fabric", "problems"), rows)
+
+    @display(description="Replicas")
+    def shard_table(self, node: Node) -> SafeString | str:
+        shards = Shard.objects.filter(node=node).exclude(state__in=ENDED_SHARD_STATES).select_related("replica__model")
+        rows = [(s.replica.label, s.rank, s.state, ", ".join(map(str, s.pids)), s.endpoint, s.reason) for s in shards]
+        return table(("replica", "rank", "state", "pid", "endpoint", "reason"), rows)
+
+    @display(description="Events")
+    def events(self, node: Node) -> SafeString | str:
+        rows = Event.objects.filter(node=node)[:30]
+        return table(("at (UTC)", "what"), [(f"{e.at:%Y-%m-%d %H:%M:%S}", e.text) for e in rows])
 
     @display(description="status", ordering="status", label=LABELS)
     def state(self, node: Node) -> str:
@@ -40,6 +136,9 @@ class NodeAdmin(MachineOwnedAdmin):
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return bool(request.user.is_superuser) if hasattr(request.user, "is_superuser") else False
+
+    def delete_row(self, row: Node, actor: str) -> None:
+        operations.delete_node(node=row, actor=actor, now=timezone.now())
 
     @admin.action(description="Cordon: place nothing new there")
     def cordon(self, request: HttpRequest, rows: QuerySet[Node]) -> None:
@@ -59,11 +158,19 @@ class NodeAdmin(MachineOwnedAdmin):
 
 @admin.register(Gpu)
 class GpuAdmin(MachineOwnedAdmin):
-    list_display = ["node", "index", "gpu_class", "memory_total_mib", "memory_used_mib", "placeable", "schedulable"]
+    list_display = ["__str__", "node", "gpu_class", "memory", "domain", "placeable", "schedulable", "health"]
     list_filter = ["gpu_class", "placeable", "present", "schedulable"]
     list_select_related = ["node"]
     search_fields = ["uuid", "node__name", "gpu_class"]
     actions = ["cordon", "uncordon"]
+
+    @display(description="memory", ordering="memory_total_mib")
+    def memory(self, gpu: Gpu) -> str:
+        return memory(gpu)
+
+    @display(description="health")
+    def health(self, gpu: Gpu) -> str:
+        return health(gpu)
 
     @admin.action(description="Cordon the GPU")
     def cordon(self, request: HttpRequest, rows: QuerySet[Gpu]) -> None:
@@ -108,7 +215,6 @@ class ListenerAdmin(MachineOwnedAdmin):
 
 
 @admin.register(Lease)
-class LeaseAdmin(ModelAdmin):
+class LeaseAdmin(MachineOwnedAdmin):
     list_display = ["name", "holder", "expires_at"]
-    readonly_fields = ["name", "holder", "expires_at"]
     search_fields = ["name"]

@@ -11,7 +11,7 @@ from django.utils.safestring import SafeString
 from unfold.decorators import display
 
 from fleet.admin.base import MachineOwnedAdmin
-from fleet.admin.display import LABELS
+from fleet.admin.display import LABELS, table
 from fleet.domain.states import ReplicaWish
 from fleet.models import Event, GpuClaim, Replica, Shard
 from fleet.services import operations
@@ -19,7 +19,7 @@ from fleet.services import operations
 
 @admin.register(Replica)
 class ReplicaAdmin(MachineOwnedAdmin):
-    list_display = ["label", "shown_state", "wish", "short_reason", "attempt", "crash_count", "state_at"]
+    list_display = ["label", "shown_state", "short_reason", "wish", "since"]
     list_filter = ["state", "wish", "model"]
     list_select_related = ["model"]
     search_fields = ["model__name", "reason"]
@@ -35,6 +35,10 @@ class ReplicaAdmin(MachineOwnedAdmin):
     @display(description="state", ordering="state", label=LABELS)
     def shown_state(self, replica: Replica) -> str:
         return replica.state
+
+    @display(description="since", ordering="state_at")
+    def since(self, replica: Replica) -> str:
+        return f"{replica.state_at:%Y-%m-%d %H:%M}"
 
     @display(description="reason")
     def short_reason(self, replica: Replica) -> str:
@@ -54,18 +58,18 @@ class ReplicaAdmin(MachineOwnedAdmin):
             return "-"
         rows = format_html_join("", "<li>{}</li>", ((node.get("text", ""),) for node in explanation.get("nodes", [])))
         return format_html(
-            "<p>{}</p><p>{}</p><ul>{}</ul>", explanation.get("text", ""), explanation.get("hint", ""), rows
+            "<p>{}</p><p>Hint: {}</p><ul>{}</ul>", explanation.get("text", ""), explanation.get("hint") or "-", rows
         )
 
     @display(description="Where")
     def where(self, replica: Replica) -> SafeString | str:
         rows = []
-        for shard in replica.shards.select_related("node").order_by("-epoch", "rank")[:8]:
-            cards = ", ".join(str(claim.gpu) for claim in shard.claims.select_related("gpu"))
+        shards = replica.shards.select_related("node").prefetch_related("claims__gpu").order_by("-epoch", "rank")
+        for shard in shards[:8]:
+            cards = ", ".join(f"GPU {claim.gpu.index}" for claim in shard.claims.all()) or "CPU"
             pids = ", ".join(map(str, shard.pids)) or "-"
-            rows.append((shard.epoch, shard.rank, shard.node.name, shard.state, cards or "CPU", pids, shard.reason))
-        line = "<li>attempt {} rank {} on {}: {} ({}; pid {}) {}</li>"
-        return format_html("<ul>{}</ul>", format_html_join("", line, rows)) if rows else "-"
+            rows.append((shard.epoch, shard.rank, shard.node.name, cards, pids, shard.state, shard.reason))
+        return table(("attempt", "rank", "node", "cards", "pid", "state", "reason"), rows)
 
     @display(description="First and latest failure")
     def failures(self, replica: Replica) -> SafeString | str:

@@ -63,6 +63,7 @@ class ReplicaView:
     next_try_at: datetime | None = None
     restart_requested: bool = False
     explanation_text: str = ""
+    reason: str = ""  # of its state, in a sentence
     avoid_node: int | None = None  # where it failed for a reason of that node
     shards: tuple[ShardView, ...] = ()  # every one that has not ended, and those of the newest attempt
 

@@ -41,6 +41,8 @@ class Gpu(models.Model):
     cordon_reason = models.CharField(max_length=500, blank=True)
 
     class Meta:
+        verbose_name = "GPU"
+        verbose_name_plural = "GPUs"
         ordering = ["node_id", "index"]
         constraints = [
             models.UniqueConstraint(

@@ -117,6 +117,8 @@ class GpuClaim(models.Model):
     released_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:
+        verbose_name = "GPU claim"
+        verbose_name_plural = "GPU claims"
         constraints = [
             models.UniqueConstraint(
                 fields=["gpu"],

@@ -48,11 +48,9 @@ def delete_model(name: str, *, actor: str) -> None:
     if model is None:
         raise FleetError("model_unknown", f"cannot delete {name}: there is no such model")
     if Replica.objects.filter(model=model).exclude(attempt=0).exists():
-        CatalogModel.objects.filter(pk=model.pk).update(replicas=0)
+        CatalogModel.objects.filter(pk=model.pk).update(replicas=0, leaving=True)
         Replica.objects.filter(model=model).update(wish=ReplicaWish.REMOVE)
-        record(
-            "model_scaled_to_zero", f"{name}: replicas are being stopped; delete again when none is left", actor=actor
-        )
+        record("model_leaving", f"{name} is deleted when its replicas have been stopped", actor=actor)
     else:
         model.delete()
         record("model_deleted", f"{name} deleted", actor=actor)
@@ -63,7 +61,7 @@ def delete_model(name: str, *, actor: str) -> None:
 def diff_catalog(data: Any) -> tuple[Change, ...]:
     """What apply_catalog would do."""
     entries = _entries(data)
-    kept = {model.name: model for model in CatalogModel.objects.all()}
+    kept = {model.name: model for model in CatalogModel.objects.filter(leaving=False)}
     changes = []
     for entry in entries:
         model = kept.pop(entry.name, None)
@@ -89,7 +87,8 @@ def apply_catalog(data: Any, *, actor: str) -> tuple[Change, ...]:
 
 def export_catalog() -> dict[str, Any]:
     """The catalog as the data of a file that apply_catalog takes back without a change."""
-    return {"models": [parse_entry(_stored(model)).to_dict() for model in CatalogModel.objects.order_by("name")]}
+    rows = CatalogModel.objects.filter(leaving=False).order_by("name")
+    return {"models": [parse_entry(_stored(model)).to_dict() for model in rows]}
 
 
 def _entries(data: Any) -> tuple[Entry, ...]:
@@ -144,13 +143,13 @@ def _save(entry: Entry, actor: str) -> bool:
         record("model_added", f"{entry.name} added", actor=actor)
     else:
         details = _differences(model, entry)
-        if not details:
+        if not details and not model.leaving:
             return False
         renewed = model.profile != columns["profile"] or model.aliases != columns["aliases"]
         revision = model.revision + 1 if renewed else model.revision
-        CatalogModel.objects.filter(pk=model.pk).update(revision=revision, **columns)
+        CatalogModel.objects.filter(pk=model.pk).update(revision=revision, leaving=False, **columns)
         model.refresh_from_db()
-        record("model_changed", f"{entry.name}: {'; '.join(details)}", actor=actor)
+        record("model_changed", f"{entry.name}: {'; '.join(details) or 'wanted again'}", actor=actor)
     if renewed and entry.profile is not None:
         ProfileRevision.objects.get_or_create(
             model=model,

@@ -1,12 +1,16 @@
 """What operators do: cordon, stop, restart. Each is one wish or flag and one event; the reconciler does the rest."""
 
+from datetime import datetime
+
 from django.db import transaction
 
+from agent_client.protocol.states import ENDED_SHARD_STATES, ShardState
 from fleet import doorbell
 from fleet.domain.states import NodeStatus, ReplicaWish
-from fleet.models import Gpu, Node, Replica
+from fleet.models import Gpu, Node, Replica, Shard
 from fleet.services.errors import FleetError
 from fleet.services.events import record
+from fleet.services.replicas import recompute
 from fleet.services.transitions import move_node
 
 
@@ -39,6 +43,24 @@ def release_quarantine(*, node: Node, actor: str) -> None:
         raise FleetError("not_quarantined", f"cannot release {node.name}: it is not quarantined")
     move_node(node.pk, NodeStatus.JOINING, past_boots=[], boot_id="")
     record("node_released", f"{node.name} released from quarantine", actor=actor, node_id=node.pk)
+
+
+@transaction.atomic
+def delete_node(*, node: Node, actor: str, now: datetime) -> None:
+    """Forget a machine that is gone. Refused while anything of a replica may run there."""
+    shards = Shard.objects.filter(node=node).select_related("replica__model")
+    live = [shard for shard in shards if shard.state not in ENDED_SHARD_STATES and shard.state != ShardState.LOST]
+    if live:
+        names = ", ".join(sorted({shard.replica.label for shard in live}))
+        hint = "cordon it and stop what runs there first, or wait until the node is lost"
+        raise FleetError("node_in_use", f"cannot delete {node.name}: it holds {names}", hint)
+    replicas = {shard.replica_id for shard in shards}
+    Node.objects.filter(pk=node.pk).delete()
+    for replica_id in replicas:
+        recompute(replica_id, now=now)
+    record("node_deleted", f"{node.name} deleted", actor=actor)
+    doorbell.ring_reconcile()
+    doorbell.ring_nodes([node.pk])
 
 
 @transaction.atomic

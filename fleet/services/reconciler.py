@@ -11,7 +11,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import Q
 
 from agent_client.protocol.states import ENDED_SHARD_STATES, ShardState
-from fleet import snapshots
+from fleet import doorbell, snapshots
 from fleet.domain.reconcile import (
     Action,
     CreateReplica,
@@ -109,7 +109,12 @@ def _delete(replica_id: int) -> bool:
     if replica is None or live.exists():
         return False
     record("replica_removed", f"{replica.label} removed")
+    model = replica.model
     replica.delete()
+    if model.leaving and not Replica.objects.filter(model=model).exists():
+        record("model_deleted", f"{model.name} deleted")
+        model.delete()
+        doorbell.ring_routes()
     return True
 
 

@@ -7,10 +7,11 @@ from django.contrib import admin
 from django.contrib.auth.models import User
 from django.test import Client
 from django.urls import reverse
+from django.utils import timezone
 
 from fleet.admin.display import COLOURS
 from fleet.domain.states import CommandState, NodeStatus, ReplicaState, Severity
-from fleet.models import Node, Replica
+from fleet.models import GpuClaim, Node, Replica, Shard
 from fleet.services import catalog
 from fleet.services.errors import FleetError
 from routing.keys import new_key
@@ -144,3 +145,30 @@ def test_the_admin_form_uses_the_catalog_rules(admin_client: Client) -> None:
 @pytest.mark.parametrize("state", [*NodeStatus, *ReplicaState, *CommandState, *Severity])
 def test_each_state_has_a_colour(state: Any) -> None:
     assert COLOURS[state]
+
+
+def test_the_home_page_answers_first(admin_client: Client, django_assert_max_num_queries: Any) -> None:
+    ready_node(cards=1)
+    model(tensor_parallel=4)
+    tick()
+    tick()
+    with django_assert_max_num_queries(14):
+        page = admin_client.get(reverse("admin:index")).content.decode()
+    assert "One thing needs you." in page
+    assert "qwen/1 cannot be placed" in page
+    assert "gpu-01 GPU 0, h100-sxm-80gb: free" in page
+
+
+def test_a_machine_is_deleted_when_nothing_of_a_replica_may_run_there(admin_client: Client) -> None:
+    ready_node()
+    model()
+    tick()
+    tick()
+    url = reverse("admin:fleet_node_delete", args=[Node.objects.get().pk])
+    page = admin_client.post(url, {"post": "yes"}, follow=True)
+    assert "cannot delete gpu-01: it holds qwen/1" in page.content.decode()
+    Shard.objects.update(state="lost")
+    GpuClaim.objects.update(released_at=timezone.now())
+    assert "gpu-01: deleted" in admin_client.post(url, {"post": "yes"}, follow=True).content.decode()
+    assert not Node.objects.exists()
+    assert Replica.objects.get().state == ReplicaState.PENDING

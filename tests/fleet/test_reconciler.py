@@ -10,7 +10,7 @@ from django.utils import timezone
 from agent_client.protocol.messages import Register, Report, ShardReport
 from agent_client.protocol.states import ShardState
 from fleet.domain.states import CommandKind, NodeStatus, ReplicaState, ReplicaWish
-from fleet.models import Command, Event, Gpu, GpuClaim, Node, Replica, Shard
+from fleet.models import CatalogModel, Command, Event, Gpu, GpuClaim, Node, Replica, Shard
 from fleet.services import catalog, claims, nodes, operations, reconciler, reports
 from fleet.services.commands import desired_for, wire_name
 from fleet.services.errors import FleetError
@@ -238,3 +238,33 @@ def test_a_card_that_goes_is_told_and_the_others_stay() -> None:
     model(replicas=1)
     tick()
     assert GpuClaim.objects.get().gpu.uuid == "GPU-1"
+
+
+def test_a_deleted_model_goes_with_its_last_replica() -> None:
+    admission = ready_node()
+    model()
+    tick()
+    shard = make_ready(admission)
+    catalog.delete_model("qwen", actor="ann")
+    assert catalog.export_catalog() == {"models": []}  # it is no longer wished for
+    tick()
+    assert CatalogModel.objects.get().leaving
+    tell(admission, shard, ShardState.STOPPED)
+    tick()
+    assert not CatalogModel.objects.exists()
+    assert Event.objects.filter(kind="model_deleted").exists()
+
+
+def test_a_leaving_model_that_is_wished_again_stays() -> None:
+    admission = ready_node()
+    model()
+    tick()
+    shard = make_ready(admission)
+    catalog.delete_model("qwen", actor="ann")
+    model()
+    tick()
+    tell(admission, shard, ShardState.STOPPED)
+    tick()
+    tick()
+    assert not CatalogModel.objects.get().leaving
+    assert Replica.objects.get().number == 2
