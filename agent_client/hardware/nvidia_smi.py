@@ -8,6 +8,8 @@ import subprocess
 from dataclasses import dataclass, field
 from typing import Any
 
+from agent_client.hardware.classes import gpu_class
+
 FIELDS = ("index", "name", "uuid", "pci.bus_id", "driver_version", "memory.total", "memory.used", "mig.mode.current")
 #: Newer drivers only: one unknown field fails the whole call, so it is asked for and then left out.
 OPTIONAL = ("compute_cap",)
@@ -17,9 +19,6 @@ _UNKNOWN = re.compile(
     r"err!|requested functionality has been deprecated)?\]?\Z",
     re.IGNORECASE,
 )
-#: Memory sizes in GB that cards are sold with.
-_SIZES = (2, 4, 6, 8, 10, 11, 12, 16, 20, 22, 24, 32, 40, 48, 64, 72, 80, 94, 96, 128, 141, 180, 192, 256, 269, 288)
-_PREFIXES = re.compile(r"^(nvidia|tesla|geforce|quadro)\s+", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,20 +53,6 @@ def parse(text: str, names: tuple[str, ...]) -> Found:
         driver = driver or row["driver_version"]
         gpus.append(_gpu(row))
     return Found(source="nvidia-smi", gpus=gpus, driver=driver)
-
-
-def gpu_class(name: str, memory_mib: int | None) -> str:
-    """A stable word for a kind of card: normalised name, form and memory."""
-    words = re.sub(r"[^a-z0-9.]+", "-", _PREFIXES.sub("", _PREFIXES.sub("", name)).lower()).strip("-")
-    words = re.sub(r"-?\d+gb\b", "", words).replace("sxm4", "sxm").replace("sxm5", "sxm").replace("sxm2", "sxm")
-    words = re.sub(r"-(hbm3e?|hbm2e?)\b", "", words)
-    if re.match(r"(h100|h200|b200|h20|h800|a800)\Z", words):
-        words += "-sxm"  # no form in the name: the module
-    if memory_mib is None:
-        return words
-    gib = memory_mib / 1024
-    size = next((s for s in _SIZES if s >= gib - 0.5), round(gib))
-    return f"{words}-{size}gb"
 
 
 def _gpu(row: dict[str, str | None]) -> dict[str, Any]:
