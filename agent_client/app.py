@@ -229,6 +229,7 @@ class Agent:
             fabrics=tuple((label.name, label.hcas) for label in config.fabrics),
             expect_gpus=config.expect_gpus,
             expect_hcas=config.expect_hcas,
+            owned_pids=self._supervisor.owned_pids,
         )
         self._inventory = await asyncio.to_thread(discover, options)
         self._inventory_at = time.monotonic()

@@ -92,7 +92,7 @@ def build(seen: Seen, host: HostMemory | None = None) -> Gpu:
         "domain": seen.domain,
         "mig": None,
         "mig_mode": mig,
-        "placeable": placeable(problems) and mig != "enabled",
+        "placeable": placeable(problems) and seen.uuid is not None and mig != "enabled",
         "shared_memory": shared,
         "processes": [process.to_json() for process in merge(seen.processes)],
         "problems": problems,

@@ -50,7 +50,7 @@ def render(data: dict[str, Any]) -> str:
         for a in data["adapters"]
         for p in a["ports"]
     ]
-    classes = sorted({gpu["class"] for gpu in data["gpus"]})
+    classes = sorted({gpu["class"] for gpu in data["gpus"] if gpu["class"]})
     out = [f"node {data['node_id']}   GPU source: {data['source']}   driver: {data['driver'] or '-'}", ""]
     out += _table(["IDX", "CLASS", "NAME", "MEM", "CC", "HEALTH", "DOMAIN"], gpus, "no GPUs")
     out += ["", f"classes: {', '.join(classes) or '-'}", ""]
@@ -72,4 +72,5 @@ def _memory(mib: int | None) -> str | None:
 
 
 def _health(gpu: dict[str, Any]) -> str:
-    return ", ".join(problem["code"] for problem in gpu["problems"]) or "ok"
+    codes = ", ".join(problem["code"] for problem in gpu["problems"])
+    return codes or ("split (MIG)" if gpu.get("mig_mode") == "enabled" else "ok")

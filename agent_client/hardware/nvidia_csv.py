@@ -52,20 +52,25 @@ def parse(
     cards = [dict(zip(names, cells, strict=True)) for cells in rows if _is_row(names, cells)]
     if not cards:
         return Found(source="unavailable", error="cannot read nvidia-smi's CSV: it has no row of a card")
-    by_uuid = {card.uuid: card for card in listed}
     gpus = [build(_seen(row, number, apps or {}), host) for number, row in enumerate(cards)]
-    units: list[Gpu] = []
-    for gpu in gpus:
-        if gpu["mig_mode"] == "enabled":
-            card = by_uuid.get(gpu["uuid"])
-            own = mig.units(gpu, (), card.migs if card else (), first_index=len(gpus) + len(units))
-            units += own
-            if not own:
-                gpu["problems"].append(
-                    problem("mig_empty", "MIG is on and nvidia-smi -L lists no instance of the card")
-                )
+    units = _units(gpus, {card.uuid: card for card in listed}, apps or {})
     driver = next((value for row in cards if (value := readings.known(row.get("driver_version")))), None)
     return Found(source=SOURCE, gpus=[*gpus, *units], driver=driver)
+
+
+def _units(gpus: Sequence[Gpu], listed: Mapping[str, ListedCard], apps: Mapping[str, Sequence[Process]]) -> list[Gpu]:
+    units: list[Gpu] = []
+    for gpu in gpus:
+        if gpu["mig_mode"] != "enabled":
+            continue
+        card = listed.get(gpu["uuid"])
+        own = mig.units(gpu, (), card.migs if card else (), first_index=len(gpus) + len(units))
+        for unit in own:
+            unit["processes"] = [process.to_json() for process in apps.get(unit["uuid"], ())]
+        if not own:
+            gpu["problems"].append(problem("mig_empty", "MIG is on and nvidia-smi -L lists no instance of it"))
+        units += own
+    return units
 
 
 def parse_apps(text: str) -> dict[str, list[Process]]:

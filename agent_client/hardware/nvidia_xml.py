@@ -35,14 +35,15 @@ def parse(text: str, *, listed: Iterable[ListedCard] = (), host: HostMemory | No
     gpus: list[Gpu] = []
     units: list[Gpu] = []
     fabrics = {}
-    for index, element in enumerate(elements):
+    indexes = _indexes(elements, by_uuid)
+    for index, element in zip(indexes, elements, strict=True):
         fabric = _fabric(element)
         if fabric:
             fabrics[index] = fabric
         gpu = build(_seen(element, index, fabric), host)
         gpus.append(gpu)
         card = by_uuid.get(gpu["uuid"])
-        units += _split(gpu, element, card, first_index=len(elements) + len(units))
+        units += _split(gpu, element, card, first_index=max(indexes) + 1 + len(units))
     return Found(
         source=SOURCE,
         gpus=[*gpus, *units],
@@ -51,6 +52,13 @@ def parse(text: str, *, listed: Iterable[ListedCard] = (), host: HostMemory | No
         problems=missing(readings.integer(root.findtext("attached_gpus")), len(elements), "nvidia-smi's report"),
         domains=rack_domains(gpus, fabrics),
     )
+
+
+def _indexes(elements: list[Element], listed: dict[str, ListedCard]) -> list[int]:
+    """XML has no index: the place in the report, unless `-L` knows better (a card may be left out of the report)."""
+    told = [listed.get(element.findtext("uuid") or "") for element in elements]
+    indexes = [place if card is None else card.index for place, card in enumerate(told)]
+    return indexes if len(set(indexes)) == len(indexes) else list(range(len(elements)))
 
 
 def _seen(element: Element, index: int, fabric: tuple[str, int] | None) -> Seen:
