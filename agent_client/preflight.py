@@ -117,7 +117,8 @@ def _cards(spec: ShardSpec, inventory: Mapping[str, Any], owned_pids: set[int]) 
             problem = next(iter(gpu.get("problems") or [{}])).get("text", "it is not placeable")
             return Refused(code=FailureCode.GPU_MISSING, detail=f"cannot start {spec.replica}: GPU {uuid}: {problem}")
         for process in gpu.get("processes") or []:
-            if process.get("pid") not in owned_pids:
+            # The inventory may be half a minute old: an engine of ours that ended since was not foreign in it.
+            if process.get("foreign", True) and process.get("pid") not in owned_pids:
                 who = f"{process.get('name') or 'a process'} (pid {process.get('pid')})"
                 detail = f"cannot start {spec.replica}: GPU {gpu.get('index')} ({uuid}) is used by {who}"
                 return Refused(code=FailureCode.GPU_BUSY, detail=detail, hint="end it, or cordon the card")

@@ -70,8 +70,8 @@ def _silent(node: Any) -> float | None:
 def _gpu(gpu: Gpu, holder: str) -> GpuView:
     problem = next((str(p.get("text", "")) for p in gpu.problems if isinstance(p, dict)), "")
     foreign = ""
-    if not holder and gpu.processes and isinstance(gpu.processes[0], dict):
-        process = gpu.processes[0]
+    process = next((p for p in gpu.processes if isinstance(p, dict) and p.get("foreign", True)), None)
+    if not holder and process is not None:
         foreign = f"{process.get('name') or 'a process'} (pid {process.get('pid')})"
     return GpuView(
         pk=gpu.pk,

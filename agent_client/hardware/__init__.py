@@ -24,7 +24,7 @@ class DiscoveryOptions:
     fabrics: tuple[tuple[str, tuple[str, ...]], ...] = ()  # name, regular expressions over whole HCA names
     expect_gpus: int | None = None
     expect_hcas: int | None = None
-    owned_pids: Callable[[], Collection[int]] = tuple  # of our engines: asked for after the cards were read
+    owned_pids: Callable[[], Collection[int]] = tuple  # of our engines
     severities: Mapping[str, str] = field(default_factory=dict)  # problem code → unplaceable, warning or ignore
     gpu_classes: tuple[tuple[str, str], ...] = ()  # regular expression over the whole card name, class
 
@@ -51,10 +51,11 @@ def discover(options: DiscoveryOptions) -> Inventory:
     """Read everything once; blocks for at most a few seconds. Never raises for sick hardware: it says so instead."""
     found = Found(source="none")
     if options.use_gpu:
+        before = options.owned_pids()
         found = nvidia_smi.read(options.nvidia_smi)
         found = finish(
             found,
-            owned_pids=options.owned_pids(),
+            owned_pids={*before, *options.owned_pids()},  # one may start or end while the cards are read
             severities=options.severities,
             overrides=options.gpu_classes,
         )

@@ -1,6 +1,7 @@
 """What a source saw of one card → the inventory's GPU (DESIGN.md section 5), judged; and what a source found in all.
 
-Pure. New keys beside the documented ones: `mig_mode`, `health` (figures that are known), a process's `type`.
+Pure. New keys beside the documented ones: `mig_mode`, `health` (figures that are known), a process's `type`
+and `foreign` (in the way of engines of ours).
 """
 
 from collections.abc import Iterable, Mapping

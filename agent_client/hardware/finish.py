@@ -9,7 +9,7 @@ from typing import Any
 
 from agent_client.hardware.cards import Found, Gpu
 from agent_client.hardware.classes import gpu_class
-from agent_client.hardware.health import judge_use, placeable, settle
+from agent_client.hardware.health import foreign, judge_use, placeable, settle
 from agent_client.hardware.problems import NO_CHANGES
 
 PCI = Path("/sys/bus/pci/devices")
@@ -25,16 +25,23 @@ def finish(
     pci: Path = PCI,
     proc: Path = PROC,
 ) -> Found:
-    """`owned_pids`: of engines of ours, taken after the cards were read, so that a new engine is not foreign."""
+    """The inventory's GPUs as they are shown. `owned_pids`: of engines of ours, while the cards were read."""
     rules = tuple(overrides)
     totals = {gpu["uuid"]: gpu for gpu in found.gpus if gpu["uuid"]}
     gpus = []
     for gpu in found.gpus:
+        listed = gpu["processes"]
+        blocking = foreign(listed, owned_pids)
         processes = [
-            {**process, "user": process["user"] or user_of(process["pid"], process["name"], proc)}
-            for process in gpu["processes"]
+            {
+                **process,
+                "user": process["user"] or user_of(process["pid"], process["name"], proc),
+                "foreign": process in blocking,
+            }
+            for process in listed
         ]
-        use = judge_use(processes, None if gpu["shared_memory"] else gpu["memory_used_mib"], owned_pids=owned_pids)
+        used = None if gpu["shared_memory"] else gpu["memory_used_mib"]
+        use = judge_use(listed, used, owned_pids=owned_pids)
         problems = settle([*gpu["problems"], *use], severities)
         usable = gpu["uuid"] is not None and gpu.get("mig_mode") != "enabled"
         gpus.append(

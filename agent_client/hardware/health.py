@@ -9,7 +9,7 @@ from typing import Any
 
 from agent_client.hardware.problems import NO_CHANGES, PROBLEMS, placeable, problem, settle
 
-__all__ = ["PROBLEMS", "Figures", "judge", "judge_use", "placeable", "problem", "settle"]
+__all__ = ["PROBLEMS", "Figures", "foreign", "judge", "judge_use", "placeable", "problem", "settle"]
 
 
 #: Retired pages at which a card is to be returned [DCGM health watch].
@@ -66,12 +66,9 @@ def judge_use(
     owned_pids: Collection[int] = (),
     severities: Mapping[str, str] = NO_CHANGES,
 ) -> list[dict[str, str]]:
-    """Who else is on the card. Compute always counts; desktop programs from GRAPHICS_LIMIT_MIB together."""
+    """Who else is on the card, and memory that nobody visible holds."""
     listed = list(processes)
-    foreign = [process for process in listed if process.get("pid") not in owned_pids]
-    compute = [process for process in foreign if "C" in (process.get("type") or "C")]
-    graphics = [process for process in foreign if process not in compute]
-    blocking = compute if sum(p.get("memory_mib") or 0 for p in graphics) < GRAPHICS_LIMIT_MIB else foreign
+    blocking = foreign(listed, owned_pids)
     if blocking:
         return settle([problem("foreign_process", _who(blocking, memory_used_mib))], severities)
     sizes = [process.get("memory_mib") for process in listed]
@@ -82,6 +79,14 @@ def judge_use(
         return []
     text = f"{held} of {memory_used_mib} MiB used are held by no process that is visible here"
     return settle([problem("memory_held", text)], severities)
+
+
+def foreign(processes: Iterable[Mapping[str, Any]], owned_pids: Collection[int] = ()) -> list[Mapping[str, Any]]:
+    """Those in the way of ours. Compute always is; desktop programs from GRAPHICS_LIMIT_MIB together."""
+    others = [process for process in processes if process.get("pid") not in owned_pids]
+    compute = [process for process in others if "C" in (process.get("type") or "C")]
+    graphics = sum(process.get("memory_mib") or 0 for process in others if process not in compute)
+    return compute if graphics < GRAPHICS_LIMIT_MIB else others
 
 
 def _reset(figures: Figures) -> Iterable[dict[str, str]]:

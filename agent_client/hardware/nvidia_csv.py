@@ -83,7 +83,7 @@ def parse_apps(text: str) -> dict[str, list[Process]]:
             continue
         process = Process(
             pid=readings.integer(cells[1]),
-            name=readings.process_name(",".join(cells[2:-1])),
+            name=readings.process_name(", ".join(cells[2:-1])),
             type="C",
             memory_mib=readings.mib(cells[-1]),
         )
