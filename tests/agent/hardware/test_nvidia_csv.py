@@ -7,8 +7,8 @@ from tests.agent.hardware import samples
 from tests.agent.hardware.test_nvidia_samples import codes
 
 ROW = (
-    "0, NVIDIA H100 PCIe, GPU-1, 00000000:C1:00.0, 580.1, 81559, 3, 9.0, Disabled, Disabled, 0, 4, [N/A], [N/A], [N/A], "
-    "0, No, No, Not Active, Not Active, Not Active, None"
+    "0, NVIDIA H100 PCIe, GPU-1, 00000000:C1:00.0, 580.1, 81559, 3, 9.0, Disabled, Disabled, 0, 4, "
+    "[N/A], [N/A], [N/A], 0, No, No, Not Active, Not Active, Not Active, None"
 )
 
 
