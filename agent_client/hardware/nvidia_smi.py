@@ -107,8 +107,16 @@ def _others(smi: _Smi, output: program.Output, host: HostMemory | None) -> Found
         second = smi("-q", "-x", "-i", ",".join(card.uuid for card in listed))
         found = _xml(smi, second, host) if second.code is not None else None
         if found is not None:
-            return _with_unreadable(found, output.text)
+            return _with_unreadable(_renumbered(found, listed), output.text)
     return _failed(smi.path, output)
+
+
+def _renumbered(found: Found, listed: Sequence[ListedCard]) -> Found:
+    """A report on some cards numbers them from 0; the list says their numbers among all."""
+    indexes = {card.uuid: card.index for card in listed}
+    for gpu in found.gpus:
+        gpu["index"] = indexes.get(gpu["uuid"], gpu["index"])
+    return found
 
 
 def _listed(smi: _Smi) -> tuple[ListedCard, ...]:

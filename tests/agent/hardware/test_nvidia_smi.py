@@ -252,7 +252,9 @@ def test_no_second_run_joins_one_that_cannot_be_killed(tmp_path: Path, monkeypat
     stuck.wait()
     assert "did not answer" in (fake.read(0.2).error or "")
     assert len(fake.calls) == 2
-    program._abandoned.pop(str(fake.path)).kill()
+    last = program._abandoned.pop(str(fake.path))
+    last.kill()
+    last.wait()
 
 
 def test_a_program_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
