@@ -63,7 +63,7 @@ def _adapter(device: _Device, fabrics: Fabrics) -> dict[str, Any]:
     netdevs = _netdevs(path / "device" / "net")
     kind = _kind(device)
     mlx5 = path.name.startswith("mlx5") or device.driver == "mlx5_core"
-    owner = Owner(transport=_transport(device), fabric=fabric_of(path.name, fabrics), mlx5=mlx5, netdevs=netdevs)
+    owner = Owner(transport=_transport(device), fabric=fabric_of(path.name, fabrics), netdevs=netdevs)
     names = [name for name in sysfs.names(path / "ports") if re.fullmatch(r"[1-9][0-9]{0,2}", name)]
     ports = [read_port(path / "ports" / name, owner) for name in names]
     works = len(ports) > _MOST_SOCKETS and any(port["state"] in ACTIVE for port in ports)

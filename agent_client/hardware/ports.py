@@ -28,7 +28,6 @@ class Owner:
 
     transport: str | None  # None: as the link layer says
     fabric: str | None
-    mlx5: bool
     netdevs: tuple[tuple[str, int | None], ...]  # name and zero-based port, where told
 
 
