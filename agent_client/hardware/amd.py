@@ -177,9 +177,13 @@ def _problem(code: str, text: str, hint: str) -> dict[str, str]:
     return {"code": code, "severity": "unplaceable", "text": text, "hint": hint}
 
 
+def _is_module(gpu: Mapping[str, Any]) -> bool:
+    return "oam" in gpu["class"].split("-")
+
+
 def _hidden_hives(gpus: Sequence[Mapping[str, Any]], known: Mapping[str, Place]) -> bool:
     """Modules have XGMI by construction; a guest's sysfs may not show it."""
-    return any("-oam-" in gpu["class"] and known.get(gpu["bus"] or "", Place()).hive is None for gpu in gpus)
+    return any(_is_module(gpu) and known.get(gpu["bus"] or "", Place()).hive is None for gpu in gpus)
 
 
 def xgmi_domains(
@@ -196,7 +200,7 @@ def xgmi_domains(
             groups.setdefault(f"xgmi-{place.hive}", []).append(gpu["index"])
         elif links is not None and gpu["index"] in links:
             unknown.append(gpu["index"])
-        elif place is not None and "-oam-" not in gpu["class"]:
+        elif place is not None and not _is_module(gpu):
             groups[f"single-{gpu['bus']}"] = [gpu["index"]]
     for members in _components(unknown, links or {}):
         first = next(gpu for gpu in gpus if gpu["index"] == members[0])

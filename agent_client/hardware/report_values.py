@@ -1,7 +1,6 @@
 """Careful reading of a tool's JSON: a word in place of a number is an absent number. Pure."""
 
 import json
-import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -16,9 +15,10 @@ _MOST_STARTS = 64
 
 
 def find(text: str, wanted: Callable[[Any], bool]) -> Any:
-    """The first JSON value of the wanted kind that starts a line."""
+    """The first JSON value of the wanted kind; it starts the text or, after warnings, a line. Not an indented one,
+    which would be a part of a report that was cut off."""
     decoder = json.JSONDecoder()
-    starts = [match.start(1) for match in re.finditer(r"^[ \t\ufeff]*([\[{])", text, re.MULTILINE)]
+    starts = [match.start(1) for match in re.finditer(r"(?:\A[\s\ufeff]*|^)([\[{])", text, re.MULTILINE)]
     for start in starts[:_MOST_STARTS]:
         try:
             data, _ = decoder.raw_decode(text, start)
@@ -32,14 +32,14 @@ def find(text: str, wanted: Callable[[Any], bool]) -> Any:
 def size_mib(value: Any) -> int | None:
     """`{"value": 196592, "unit": "MB"}`, a number of MiB, or no size."""
     unit = value.get("unit", "MB") if isinstance(value, dict) else "MB"
-    number = number(value)
-    return None if number is None or not isinstance(unit, str) else mib(number, unit.upper())
+    figure = number(value)
+    return None if figure is None or not isinstance(unit, str) else mib(figure, unit.upper())
 
 
-def mib(number: float, unit: str) -> int | None:
+def mib(figure: float, unit: str) -> int | None:
     if unit not in _MIB:
         return None
-    size = number * _MIB[unit]
+    size = figure * _MIB[unit]
     return int(size) if size <= _MOST_MIB else None
 
 
@@ -49,14 +49,14 @@ def number(value: Any) -> float | None:
         value = value.get("value")
     if isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}(\.[0-9]{1,6})?", value.strip()):
         value = float(value)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**63:
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if math.isfinite(value) else None
+    return float(value) if 0 <= value < 2**63 else None  # also false for NaN
 
 
 def whole(value: Any, most: int = 2**53) -> int | None:
-    number = number(value)
-    return int(number) if number is not None and number.is_integer() and number <= most else None
+    figure = number(value)
+    return int(figure) if figure is not None and figure.is_integer() and figure <= most else None
 
 
 def word(value: Any) -> str | None:
