@@ -1,7 +1,9 @@
 """The owner's fabric labels against the adapters that are there. Fabrics come from these labels alone."""
 
 import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -87,10 +89,13 @@ def _matches(pattern: str, hca: str) -> bool:
     return _unusable(pattern) is None and re.fullmatch(pattern, hca) is not None
 
 
+@cache
 def _unusable(pattern: str) -> str | None:
     try:
-        re.compile(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", FutureWarning)  # Python means to read it otherwise one day: so do people
+            re.compile(pattern)
+    except (re.error, RecursionError, OverflowError, FutureWarning) as error:
         return str(error)
     return None
 
