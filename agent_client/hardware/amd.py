@@ -5,13 +5,14 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_client.hardware import amd_reports, commands, sysfs
+from agent_client.hardware import amd_reports, program, sysfs
 from agent_client.hardware.amd_classes import gpu_class
 from agent_client.hardware.amd_reports import Card, Metric
+from agent_client.hardware.cards import Found
 
 _ROCM_ARGUMENTS = (
     "--showid",
@@ -25,15 +26,6 @@ _ROCM_ARGUMENTS = (
 )
 #: The processor and its HBM are one package: the card's memory is the machine's.
 _SHARED_MEMORY = ("mi300a",)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    source: str
-    gpus: list[dict[str, Any]] = field(default_factory=list)
-    domains: list[dict[str, Any]] = field(default_factory=list)
-    driver: str | None = None
-    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,14 +43,14 @@ def read(amd_smi: str | None = None, rocm_smi: str | None = None, *, drm_root: P
         return Found(source="none")
     errors = []
     if newer is not None:
-        static = commands.run([newer, "static", "--json"])
+        static = program.run([newer, "static", "--json"])
         cards = amd_reports.parse_static(static.output)
         if cards:
             return _from_amd_smi(newer, cards, places(drm_root))
         if cards is not None and static.code == 0:
             return Found(source="amd-smi")
         errors.append(f"amd-smi: {static.complaint}")
-        if static.code == 124:
+        if static.code is None:
             older = None  # the driver hangs: the other tool would as well, for another deadline
     if older is not None:
         found = _from_rocm_smi(older, places(drm_root))
@@ -68,19 +60,19 @@ def read(amd_smi: str | None = None, rocm_smi: str | None = None, *, drm_root: P
     return Found(source="unavailable", error=f"cannot read GPUs from {'; '.join(errors)}")
 
 
-def _from_amd_smi(program: str, cards: Sequence[Card], known: Mapping[str, Place]) -> Found:
-    answer = commands.run([program, "metric", "--json"])
+def _from_amd_smi(tool: str, cards: Sequence[Card], known: Mapping[str, Place]) -> Found:
+    answer = program.run([tool, "metric", "--json"])
     metrics = amd_reports.parse_metric(answer.output)
     error = None if metrics is not None else f"cannot read memory and ECC from amd-smi metric: {answer.complaint}"
     gpus = assemble(cards, metrics or (), known)
     links = None
     if any(gpu["bus"] not in known for gpu in gpus) or _hidden_hives(gpus, known):
-        links = amd_reports.parse_xgmi_links(commands.run([program, "topology", "--json"]).output)
+        links = amd_reports.parse_xgmi_links(program.run([tool, "topology", "--json"]).output)
     return _found("amd-smi", cards, gpus, known, links, error)
 
 
-def _from_rocm_smi(program: str, known: Mapping[str, Place]) -> Found:
-    answer = commands.run([program, *_ROCM_ARGUMENTS])
+def _from_rocm_smi(tool: str, known: Mapping[str, Place]) -> Found:
+    answer = program.run([tool, *_ROCM_ARGUMENTS])
     report = amd_reports.parse_rocm(answer.output)
     if report is None:
         return Found(source="unavailable", error=f"rocm-smi: {answer.complaint}")
@@ -152,8 +144,10 @@ def _gpu(card: Card, metric: Metric, known: Mapping[str, Place], *, shared: bool
         "mig": None,
         "placeable": not any(problem["severity"] == "unplaceable" for problem in problems),
         "shared_memory": kind.startswith(_SHARED_MEMORY),
+        "mig_mode": None,
         "processes": [],
         "problems": problems,
+        "health": {} if metric.ecc_uncorrectable is None else {"ecc_volatile_uncorrectable": metric.ecc_uncorrectable},
     }
 
 

@@ -26,7 +26,7 @@ class _Smi:
     def __call__(self, *arguments: str) -> program.Output:
         left = min(self.deadline_seconds, self.until - time.monotonic())
         if left <= 0:
-            return program.Output(code=None, text="no time is left for another question")
+            return program.Output(code=None, errors="no time is left for another question")
         return program.run([self.path, *arguments], deadline_seconds=left)
 
 

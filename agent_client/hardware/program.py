@@ -1,4 +1,4 @@
-"""Runs a program that may hang in the driver: own session, deadline, cap on output, bounded wait after the kill."""
+"""Runs a vendor's tool that may hang in the driver, print without end or leave children behind."""
 
 import os
 import selectors
@@ -9,7 +9,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+DEADLINE_SECONDS = 5.0
+#: More is no report of a machine's cards.
 LARGEST_BYTES = 16 * 1024 * 1024
+#: How long a killed program may take to go; in state D it can't be waited for and is left behind.
 AFTER_KILL_SECONDS = 1.0
 _TICK_SECONDS = 0.05
 
@@ -19,64 +22,93 @@ _abandoned: dict[str, subprocess.Popen[bytes]] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    code: int | None  # None: no answer in time
-    text: str
+    code: int | None  # as the shell says it; None: no whole answer in time
+    output: str = ""
+    errors: str = ""
+
+    @property
+    def text(self) -> str:
+        """Both streams: tools complain on either."""
+        return self.output + self.errors
+
+    @property
+    def complaint(self) -> str:
+        """What went wrong, in one short line: the last line says it best."""
+        lines = [line.strip() for line in (self.errors or self.output).splitlines() if line.strip()]
+        return lines[-1][:300] if lines else f"exit code {self.code}"
 
 
-def run(argv: Sequence[str], *, deadline_seconds: float) -> Output:
-    """Standard output and error together. While an earlier run of this program can't be killed, none is started."""
+def run(argv: Sequence[str], *, deadline_seconds: float = DEADLINE_SECONDS) -> Output:
+    """In its own session, killed with all its children at the deadline. While an earlier run can't be killed: none."""
     stuck = _abandoned.get(argv[0])
     if stuck is not None:
         if stuck.poll() is None:
-            return Output(code=None, text=f"an earlier run (pid {stuck.pid}) still hangs and can't be killed")
+            return Output(code=None, errors=f"an earlier run (pid {stuck.pid}) still hangs and can't be killed")
         del _abandoned[argv[0]]
     try:
         child = subprocess.Popen(
             argv,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
             env={**os.environ, "LC_ALL": "C"},
             start_new_session=True,
         )
     except (OSError, ValueError) as error:
-        return Output(code=127, text=str(error))
-    with child.stdout or open(os.devnull, "rb") as pipe:
-        output, in_time = _collect(child, pipe.fileno(), time.monotonic() + deadline_seconds)
+        why = error.strerror if isinstance(error, OSError) else error
+        return Output(code=127, errors=f"{argv[0]}: {why}")
+    try:
+        output, errors, in_time = _collect(child, time.monotonic() + deadline_seconds)
+    finally:
+        for stream in (child.stdout, child.stderr):
+            if stream is not None:
+                stream.close()
     if not in_time or child.poll() is None:
         _end(argv[0], child)
     if not in_time:
-        return Output(code=None, text=f"it did not answer within {deadline_seconds:g} s")
-    if len(output) > LARGEST_BYTES:
-        return Output(code=child.returncode, text=f"it printed more than {LARGEST_BYTES} bytes")
-    return Output(code=child.returncode, text=output.decode("utf-8", errors="replace"))
+        return Output(code=None, errors=f"it did not answer within {deadline_seconds:g} s")
+    if len(output) + len(errors) > LARGEST_BYTES:
+        return Output(code=None, errors=f"it printed more than {LARGEST_BYTES >> 20} MiB")
+    return Output(code=child.returncode, output=_text(output), errors=_text(errors))
 
 
-def _collect(child: subprocess.Popen[bytes], pipe: int, until: float) -> tuple[bytes, bool]:
-    """What it prints, and whether it ended in time. A grandchild that keeps the pipe is not waited for."""
-    output = bytearray()
-    os.set_blocking(pipe, False)
+def _collect(child: subprocess.Popen[bytes], until: float) -> tuple[bytes, bytes, bool]:
+    """Both streams, and whether it ended in time. A grandchild that keeps a stream is not waited for."""
+    if child.stdout is None or child.stderr is None:
+        raise AssertionError("both streams are pipes")
+    parts = {child.stdout.fileno(): bytearray(), child.stderr.fileno(): bytearray()}
+    output, errors = parts.values()
     with selectors.DefaultSelector() as selector:
-        selector.register(pipe, selectors.EVENT_READ)
+        for descriptor in parts:
+            os.set_blocking(descriptor, False)
+            selector.register(descriptor, selectors.EVENT_READ)
         while (left := until - time.monotonic()) > 0:
-            if selector.select(min(left, _TICK_SECONDS)):
-                chunk = os.read(pipe, 1 << 16)
-                output += chunk
-                if len(output) > LARGEST_BYTES:
-                    return bytes(output), True
+            events = selector.select(min(left, _TICK_SECONDS))
+            for key, _ in events:
+                chunk = os.read(key.fd, 1 << 16)
+                parts[key.fd] += chunk
                 if not chunk:
-                    with suppress(subprocess.TimeoutExpired):
-                        child.wait(timeout=max(0.0, until - time.monotonic()))
-                    return bytes(output), child.poll() is not None
-            elif child.poll() is not None:
-                return bytes(output), True
-    return bytes(output), False
+                    selector.unregister(key.fd)
+            if len(output) + len(errors) > LARGEST_BYTES:
+                return bytes(output), bytes(errors), True
+            if not selector.get_map():
+                with suppress(subprocess.TimeoutExpired):
+                    child.wait(timeout=max(0.0, until - time.monotonic()))
+                return bytes(output), bytes(errors), child.poll() is not None
+            if not events and child.poll() is not None:
+                return bytes(output), bytes(errors), True
+    return bytes(output), bytes(errors), False
 
 
 def _end(name: str, child: subprocess.Popen[bytes]) -> None:
+    # The leader is not reaped yet, so the group's number still belongs to it.
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
     try:
         child.wait(timeout=AFTER_KILL_SECONDS)
     except subprocess.TimeoutExpired:
         _abandoned[name] = child
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", errors="replace")
