@@ -28,12 +28,20 @@ from agent_client.supervisor.engine import (
     Engine,
     Tools,
     end,
-    failure_of_exit,
-    read_tail,
     spawn,
     until_exit,
     until_ready,
     watch_exit,
+)
+from agent_client.supervisor.evidence import (
+    OUTPUT_BYTES,
+    TAIL_BYTES,
+    TAIL_LINES,
+    Failure,
+    failure_of_exit,
+    failure_of_start,
+    read_output,
+    redacted,
 )
 
 log = logging.getLogger(__name__)
@@ -101,7 +109,7 @@ class Supervisor:
         engine = self._engines.get(shard)
         if engine is None or engine.epoch != epoch or engine.entry is None:
             return ()
-        return read_tail(Path(engine.entry.log_path), lines)
+        return tuple(self._output(engine, TAIL_BYTES)[-lines:]) if lines > 0 else ()
 
     async def adopt(self) -> None:
         """Take back what an earlier agent process started. Call once, before the stream opens."""
@@ -135,9 +143,7 @@ class Supervisor:
     async def _clean_up_dead(self, engine: Engine) -> None:
         """The process is gone; children that outlived it are ended before anything else may start."""
         await end(engine, self._tools, grace_seconds=0.0)
-        engine.tail = read_tail(Path(engine.entry.log_path)) if engine.entry else ()
-        code, text = failure_of_exit(engine)
-        self._finish(engine, ShardState.FAILED, code, text)
+        self._fail(engine, await asyncio.to_thread(self._failure, engine))
 
     # -- orders -------------------------------------------------------------------------------------------------------
 
@@ -313,18 +319,14 @@ class Supervisor:
         await until_exit(engine, self._tools)
         if engine.stopping:
             return  # _stop_now finishes it
-        engine.tail = read_tail(Path(engine.entry.log_path))
-        code, text = failure_of_exit(engine)
+        failure = await asyncio.to_thread(self._failure, engine)
         await end(engine, self._tools, grace_seconds=0.0)  # children that outlived it
-        self._finish(engine, ShardState.FAILED, code, text)
+        self._fail(engine, failure)
 
     async def _give_up(self, engine: Engine, deadline: float) -> None:
-        assert engine.entry
-        engine.tail = read_tail(Path(engine.entry.log_path))
-        last = next((line.strip() for line in reversed(engine.tail) if line.strip()), "it wrote nothing")
-        text = f"the engine of {engine.spec.replica} was not ready within {deadline:g} s; its last line: {last[:300]}"
+        failure = await asyncio.to_thread(self._failure, engine, deadline)
         await end(engine, self._tools, grace_seconds=engine.profile.stop_grace_seconds)
-        self._finish(engine, ShardState.FAILED, FailureCode.START_TIMEOUT.value, text, "raise start_timeout_seconds")
+        self._fail(engine, failure)
 
     def _begin_stop(self, engine: Engine, grace: float, reason: str) -> None:
         if not engine.stopping:
@@ -354,6 +356,25 @@ class Supervisor:
     def _finish(self, engine: Engine, state: ShardState, code: str, detail: str, hint: str = "") -> None:
         self._ledger.forget(engine.shard, engine.epoch)
         engine.move(state, self._tools, code=code, detail=detail, hint=hint)
+
+    def _fail(self, engine: Engine, failure: Failure) -> None:
+        self._finish(engine, ShardState.FAILED, failure.code, failure.detail, failure.hint)
+
+    def _output(self, engine: Engine, most_bytes: int = OUTPUT_BYTES) -> list[str]:
+        if engine.entry is None or not engine.entry.log_path:
+            return []
+        secrets = [engine.spec.engine_key or "", *self._secrets().values()]
+        return redacted(read_output(Path(engine.entry.log_path), most_bytes=most_bytes), secrets)
+
+    def _failure(self, engine: Engine, deadline_seconds: float | None = None) -> Failure:
+        """Why it failed, out of its output, whose tail it keeps. Reads files and takes up to a third of a second."""
+        lines = self._output(engine)
+        engine.tail = tuple(lines[-TAIL_LINES:])
+        if deadline_seconds is not None:
+            return failure_of_start(engine.spec.replica, lines, deadline_seconds)
+        code, signal_ = engine.exit_code, engine.exit_signal
+        seen = code is not None or signal_ is not None
+        return failure_of_exit(engine.spec.replica, lines, exit_code=code, exit_signal=signal_, seen=seen)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
