@@ -1,4 +1,4 @@
-"""A model's config.json, as transformers writes it, to ModelFacts. Multi-modal models describe their text part inside."""
+"""A model's config.json, as transformers writes it, to ModelFacts. Multi-modal models have their text part inside."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -29,7 +29,7 @@ def facts_of_config(
     quantization_file: Mapping[str, Any] | None = None,
     weights_bytes: int | None = None,
 ) -> ModelFacts:
-    """`quantization_file` is hf_quant_config.json, which modelopt writes; weights_bytes the sizes of all weight files."""
+    """`quantization_file` is modelopt's hf_quant_config.json, weights_bytes the size of all weight files."""
     part = next((config[name] for name in _TEXT_PARTS if isinstance(config.get(name), Mapping)), config)
     layers = first(part, "num_hidden_layers", "n_layer", "num_layers", "n_layers")
     hidden = first(part, "hidden_size", "n_embd", "d_model")
@@ -93,7 +93,7 @@ def _head_dim(part: Mapping[str, Any], hidden: int | None, heads: int | None) ->
 
 
 def _context(part: Mapping[str, Any], model_type: str) -> int | None:
-    """As vLLM 0.32 derives it: model_max_length, else the smallest length given; times the RoPE factor of some types."""
+    """As vLLM 0.32 does: model_max_length, else the smallest length given; times the RoPE factor of some types."""
     given = [n for n in (whole(part.get(key)) for key in _CONTEXT_KEYS) if n is not None]
     if (own := whole(part.get("model_max_length"))) is not None:
         given = [own]

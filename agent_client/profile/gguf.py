@@ -1,4 +1,4 @@
-"""The header of a GGUF file as data: numbers about the model and the size of its tensors. Nothing of the weights is read.
+"""The header of a GGUF file as data: numbers about the model and the size of its tensors. No weight is read.
 
 Form: github.com/ggml-org/ggml/blob/master/docs/gguf.md. Little-endian, versions 2 and 3.
 """
@@ -52,6 +52,8 @@ TYPES: dict[int, tuple[str, int, int]] = {
     34: ("TQ1_0", 256, 54),
     35: ("TQ2_0", 256, 66),
     39: ("MXFP4", 32, 17),
+    40: ("NVFP4", 64, 36),
+    41: ("Q1_0", 128, 18),
 }
 
 

@@ -30,7 +30,7 @@ class LinearState:
 
 
 def layer_kinds(config: Mapping[str, Any], layers: int | None) -> LayerKinds:
-    """Only the first kind grows with the context. Transformers' `layer_types` where given, else each family's own way."""
+    """Only the first kind grows with the context. `layer_types` where given, else each family's own way to say it."""
     if layers is None:
         return LayerKinds()
     window = first(config, "sliding_window", "attention_chunk_size", "window_size")
@@ -44,8 +44,9 @@ def layer_kinds(config: Mapping[str, Any], layers: int | None) -> LayerKinds:
         return LayerKinds(full=full, windowed=windowed, linear=linear, window=window) if known else LayerKinds()
     if pattern := text(config.get("hybrid_override_pattern")):
         return LayerKinds(full=pattern.count("*"), windowed=0, linear=pattern.count("M"))
-    if full := _full_of_hybrid(config, layers):
-        return LayerKinds(full=full, windowed=0, linear=layers - full)
+    attending = _full_of_hybrid(config, layers)
+    if attending is not None:
+        return LayerKinds(full=attending, windowed=0, linear=layers - attending)
     if window is None:
         return LayerKinds(full=layers, windowed=0, linear=0)
     full = min(_full_beside_windows(config, layers), layers)

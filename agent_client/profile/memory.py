@@ -149,7 +149,10 @@ def kv_cache(profile: Profile, facts: ModelFacts) -> KvCache | None:
     if facts.full_layers is None or facts.window_layers is None or facts.linear_layers is None:
         return None
     full, windowed = -(-facts.full_layers // pp), -(-facts.window_layers // pp)  # the fullest stage
-    width, name = kv_width(profile, facts)
+    stored = kv_width(profile, facts)
+    if stored is None:
+        return None
+    width, name = stored
     sequence = -(-(facts.state_bytes or 0) // (tp * pp)) if facts.linear_layers else 0
     if facts.mla is not None:
         return _mla_cache(facts, full, width, name)
@@ -186,17 +189,20 @@ def _mla_cache(facts: ModelFacts, layers: int, width: float, name: str) -> KvCac
     return KvCache(token_bytes=layers * bytes_a_layer, how=how)
 
 
-def kv_width(profile: Profile, facts: ModelFacts) -> tuple[float, str]:
-    """Bytes of one element and the dtype's name: the profile's, else what the checkpoint was made for, else its dtype."""
+def kv_width(profile: Profile, facts: ModelFacts) -> tuple[float, str] | None:
+    """Bytes of one element and the dtype's name: the profile's, else the checkpoint's for the cache, else its dtype.
+
+    None for forms whose size is not known here.
+    """
     asked = (profile.kv_cache_dtype or "auto").lower()
     if asked == "auto" and facts.quantization is not None and facts.quantization.kv_cache:
         asked = facts.quantization.kv_cache
     if asked.startswith("fp8"):
         return 1.0, asked
-    if asked.startswith("fp4") or asked == "nvfp4":
-        return 0.5625, asked  # 4 bits, and an 8-bit scale for each 16
     if asked in DTYPE_BYTES:
         return DTYPE_BYTES[asked], asked
+    if asked != "auto":
+        return None
     dtype = profile.dtype if profile.dtype in DTYPE_BYTES else facts.dtype
     if profile.dtype in (None, "auto") and dtype in ("float32", "float"):
         return 2.0, "a 16-bit type"
