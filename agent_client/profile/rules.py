@@ -68,24 +68,33 @@ def memory(on: Subject, made: MemoryEstimate) -> Iterator[Problem]:
     budget, weights = made.budget(total), made.weights
     have = f"{budget / GIB:.1f} of {total * MIB / GIB:.1f} GiB may be used (gpu_memory_utilization {made.share or 1:g})"
     if weights >= budget:
-        gpus = -(-weights * on.tp * on.pp // budget)
         yield on.problem(
             "memory_weights",
             "tensor_parallel",
             f"its weights take {weights / GIB:.1f} GiB of each GPU, {have}",
-            f"use {gpus} or more such GPUs, larger ones, or a quantized copy",
+            _larger(on, weights, budget),
         )
     elif on.is_vllm and made.cache is not None and made.least is not None and made.least > budget:
         most = made.cache.most_context(budget - weights)
         need = made.least - weights
+        half = "" if "fp8" in made.cache.how or on.profile.kv_cache_dtype else ", kv_cache_dtype: fp8"
         yield on.problem(
             "memory_context",
             "max_model_len",
             f"one request of {made.context} tokens needs {need / GIB:.1f} GiB of KV cache on each GPU, the weights "
             f"{weights / GIB:.1f} GiB; {have}",
-            f"set max_model_len to {most} or less, kv_cache_dtype: fp8, or use more GPUs",
+            f"set max_model_len to {most} or less{half}, or use more GPUs",
         )
     yield from _taken(on, made)
+
+
+def _larger(on: Subject, weights: int, budget: int) -> str:
+    """The smallest tensor_parallel by which the weights fit, among those that the model's shapes allow."""
+    least = weights * on.tp // budget + 1
+    size = next((n for n in shapes.fitting_tensor_parallel(on) if n >= least), None)
+    if size is None:
+        return "use larger GPUs, pipeline_parallel, or a quantized copy"
+    return f"set tensor_parallel to {size} or more, use larger GPUs, or a quantized copy"
 
 
 def _taken(on: Subject, made: MemoryEstimate) -> Iterator[Problem]:
