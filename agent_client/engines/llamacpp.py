@@ -18,18 +18,8 @@ OWNED_FLAGS = (
     *("--fim-qwen-14b-spec", "--fim-qwen-30b-default", "--vision-gemma-4b-default", "--vision-gemma-12b-default"),
 )
 OWNED_PYTHON_FLAGS = (
-    *(
-        "--host",
-        "--port",
-        "--root_path",
-        "--model",
-        "--model_alias",
-        "--models",
-        "--config_file",
-        "--api_key",
-        "--n_ctx",
-    ),
-    *("--ssl_keyfile", "--ssl_certfile", "--hf_model_repo_id"),
+    *("--host", "--port", "--root_path", "--model", "--model_alias", "--models", "--config_file", "--api_key"),
+    *("--n_ctx", "--ssl_keyfile", "--ssl_certfile", "--hf_model_repo_id"),
 )
 #: What each reads from the environment though llmgw does not set it there (the command line wins for the others).
 OWNED_ENV = (

@@ -72,7 +72,7 @@ def table(program: str, *, abbreviations: bool = True) -> OptionTable:
 def refused(arguments: Iterable[str], known: OptionTable, owned: Iterable[str]) -> Iterator[Problem]:
     """Words that would reach an option which llmgw sets itself, or that changes where and how the engine serves.
 
-    An owned name owns its option in all spellings, `--no-` included. Names that this version's list lacks are owned too.
+    An owned name owns its option in all spellings, `--no-` included; also where this version's list lacks it.
     """
     names = {canonical(name) for name in owned}
     options = {known.by_name[name] for name in names if name in known.by_name}

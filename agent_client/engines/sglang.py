@@ -1,4 +1,4 @@
-"""SGLang: `python -m sglang.launch_server …`. Checked against the complete option list of SGLang 0.5.23 in the tests."""
+"""SGLang: `python -m sglang.launch_server …`. Checked against the complete option list of 0.5.23 in the tests."""
 
 from collections.abc import Iterator
 
@@ -12,15 +12,15 @@ PROGRAM = "sglang_server.py"
 KEY_VARIABLE = "LLMGW_ENGINE_KEY"
 OWNED_FLAGS = (
     *("--host", "--port", "--api-key", "--admin-api-key", "--served-model-name", "--model-path", "--config"),
+    *("--fastapi-root-path", "--smg-grpc-mode", "--grpc-mode", "--grpc-port", "--smg-http-sidecar-port"),
     *(
-        "--fastapi-root-path",
-        "--smg-grpc-mode",
-        "--grpc-mode",
-        "--grpc-port",
-        "--smg-http-sidecar-port",
         "--enable-http2",
+        "--ssl-keyfile",
+        "--ssl-certfile",
+        "--ssl-ca-certs",
+        "--ssl-keyfile-password",
+        "--gated-launch-port",
     ),
-    *("--ssl-keyfile", "--ssl-certfile", "--ssl-ca-certs", "--ssl-keyfile-password", "--gated-launch-port"),
     *("--tp-size", "--pp-size", "--dp-size", "--ep-size", "--base-gpu-id", "--gpu-id-step", "--use-ray"),
     *("--nnodes", "--node-rank", "--dist-init-addr", "--nccl-port", "--enable-metrics"),
     *("--context-length", "--mem-fraction-static", "--dtype", "--quantization", "--kv-cache-dtype"),
@@ -80,9 +80,8 @@ def _names(spec: LaunchSpec) -> Iterator[Problem]:
     name = spec.served_names[0]
     if ":" in name:
         text = f"cannot serve the name {name!r} with SGLang: it must have no colon"
-        yield Problem(
-            code="name_unsupported", field="name", text=text, hint="choose another name, this one as an alias"
-        )
+        hint = "choose another name, and give this one as an alias"
+        yield Problem(code="name_unsupported", field="name", text=text, hint=hint)
 
 
 def _ranks(spec: LaunchSpec) -> list[str]:

@@ -253,6 +253,7 @@ class Supervisor:
                 command=self._node.command(engine.profile),
                 engine_env=policy.env if policy else {},
                 fabric_env=spec.fabric_env,
+                rendezvous=_rendezvous(spec),
                 secrets=self._secrets(),
                 python=sys.executable,
                 programs=PROGRAMS,
@@ -413,6 +414,12 @@ class Supervisor:
         self._background.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("supervisor.task_failed error=%r", error, exc_info=error)
+
+
+def _rendezvous(spec: ShardSpec) -> tuple[str, int] | None:
+    if spec.rendezvous_address is None or spec.rendezvous_port is None:
+        return None
+    return spec.rendezvous_address, spec.rendezvous_port
 
 
 def _base_environment() -> dict[str, str]:

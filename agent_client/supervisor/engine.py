@@ -127,8 +127,13 @@ def watch_exit(engine: Engine) -> None:
 
 
 async def until_ready(engine: Engine, tools: Tools, *, deadline_seconds: float) -> bool:
-    """Probe until the engine answers for real; False when it ended first. Raises TimeoutError at the deadline."""
+    """Probe until the engine answers for real; False when it ended first. Raises TimeoutError at the deadline.
+
+    A rank above the first answers nobody (vLLM), or says 200 with nothing behind it (SGLang): that it runs must do.
+    """
     assert engine.entry
+    if engine.spec.rank > 0:
+        return not engine.exited.is_set()
     pause = 0.1
     async with asyncio.timeout(deadline_seconds):
         while not engine.exited.is_set():
