@@ -43,15 +43,11 @@ class EnvVar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readiness:
-    """How an engine proves that it serves: health page, its list of models, one short answer.
-
-    `serves` False: a rank that answers nobody, or whose answers mean nothing; it is ready when it runs.
-    """
+    """How an engine proves that it serves: health page, its list of models, one short answer."""
 
     health_path: str = "/health"
     models_path: str | None = "/v1/models"
     chat: bool = True
-    serves: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

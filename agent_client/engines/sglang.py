@@ -2,27 +2,20 @@
 
 from collections.abc import Iterator
 
-from agent_client.engines.base import Launch, LaunchSpec, Readiness, cards, environment, flag, refuse, rendezvous
+from agent_client.engines.base import Launch, LaunchSpec, cards, environment, flag, refuse, rendezvous
 from agent_client.engines.options import refused, table
 from agent_client.profile import Problem
 
 OPTIONS = "sglang"
 MODULE = ("-m", "sglang.launch_server")
-PROGRAM = "sglang_server.py"
+PROGRAM = "sglang_key.py"
 KEY_VARIABLE = "LLMGW_ENGINE_KEY"
 OWNED_FLAGS = (
     *("--host", "--port", "--api-key", "--admin-api-key", "--served-model-name", "--model-path", "--config"),
     *("--fastapi-root-path", "--smg-grpc-mode", "--grpc-mode", "--grpc-port", "--smg-http-sidecar-port"),
-    *(
-        "--enable-http2",
-        "--ssl-keyfile",
-        "--ssl-certfile",
-        "--ssl-ca-certs",
-        "--ssl-keyfile-password",
-        "--gated-launch-port",
-    ),
+    *("--enable-http2", "--ssl-keyfile", "--ssl-certfile", "--ssl-ca-certs", "--ssl-keyfile-password"),
     *("--tp-size", "--pp-size", "--dp-size", "--ep-size", "--base-gpu-id", "--gpu-id-step", "--use-ray"),
-    *("--nnodes", "--node-rank", "--dist-init-addr", "--nccl-port", "--enable-metrics"),
+    *("--nnodes", "--node-rank", "--dist-init-addr", "--nccl-port", "--gated-launch-port", "--enable-metrics"),
     *("--context-length", "--mem-fraction-static", "--dtype", "--quantization", "--kv-cache-dtype"),
 )
 #: Its cache dtypes name the format; "fp8" alone is vLLM's word.
@@ -58,20 +51,18 @@ def plan(spec: LaunchSpec) -> Launch:
     if spec.nodes > 1:
         owned["SGLANG_HOST_IP"] = spec.address
     env = environment(spec, owned, secrets=[KEY_VARIABLE])
-    # Ranks above the first answer 200 to every health check, with nothing behind it.
-    readiness = Readiness(serves=spec.rank == 0)
-    return Launch(argv=(*argv, *profile.extra_args), env=env, readiness=readiness, secret_words=hidden)
+    return Launch(argv=(*argv, *profile.extra_args), env=env, secret_words=hidden)
 
 
 def _command(spec: LaunchSpec) -> tuple[list[str], bool]:
     """Its words, and whether it takes the key from the environment.
 
-    SGLang itself knows only --api-key, which every user of the node can see: a small program that comes with the agent
-    starts the same module with it. A policy's command of another form (a container, a script) gets --api-key.
+    SGLang knows only --api-key, which every user of the node can see: a small program of the agent runs the
+    same module and adds it inside. A policy's command of another form (a container, a script) gets --api-key.
     """
     command = list(spec.command or (spec.python, *MODULE))
     if tuple(command[-2:]) == MODULE and len(command) > 2:
-        return [*command[:-2], f"{spec.programs}/{PROGRAM}"], True
+        return [*command[:-2], f"{spec.programs}/{PROGRAM}", *MODULE], True
     return command, False
 
 

@@ -1,6 +1,6 @@
 """vLLM: `vllm serve MODEL …`. Checked against the complete option list of vLLM 0.32 in the tests."""
 
-from agent_client.engines.base import Launch, LaunchSpec, Readiness, cards, environment, flag, refuse, rendezvous
+from agent_client.engines.base import Launch, LaunchSpec, cards, environment, flag, refuse, rendezvous
 from agent_client.engines.options import refused, table
 
 OPTIONS = "vllm"
@@ -43,7 +43,7 @@ def plan(spec: LaunchSpec) -> Launch:
     if spec.nodes > 1:
         owned["VLLM_HOST_IP"] = spec.address  # else it takes the default route's
     env = environment(spec, owned, secrets=["VLLM_API_KEY"])
-    return Launch(argv=(*argv, *profile.extra_args), env=env, readiness=Readiness(serves=spec.rank == 0))
+    return Launch(argv=(*argv, *profile.extra_args), env=env)
 
 
 def _ranks(spec: LaunchSpec) -> list[str]:

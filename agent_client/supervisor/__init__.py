@@ -11,13 +11,12 @@ import hashlib
 import logging
 import os
 import signal
-import sys
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from agent_client.config import AgentConfig
-from agent_client.engines import Launch, LaunchSpec, PlanError, Readiness, plan
+from agent_client.engines import Launch, PlanError, Readiness, plan
 from agent_client.ledger import Entry, Ledger
 from agent_client.profile import Profile, ProfileError, parse_profile
 from agent_client.protocol.codec import MessageError, plain_part, read_part
@@ -43,11 +42,9 @@ from agent_client.supervisor.evidence import (
     read_output,
     redacted,
 )
+from agent_client.supervisor.launching import base_environment, launch_spec, read_secrets
 
 log = logging.getLogger(__name__)
-
-#: Run as files, not as modules: an engine's working directory is not the agent's.
-PROGRAMS = str(Path(__file__).resolve().parent.parent / "programs")
 
 
 class OrderRefused(Exception):
@@ -230,42 +227,12 @@ class Supervisor:
             text = f"cannot start {engine.spec.replica}: no port of {self._config.policy.ports} is free"
             return self._finish(engine, ShardState.FAILED, FailureCode.NO_PORT.value, text)
         try:
-            launch = self._plan(engine, port)
+            command = self._node.command(engine.profile)
+            launch = plan(launch_spec(self._config, engine.spec, engine.profile, port=port, command=command))
         except PlanError as error:
             first = error.problems[0]
             return self._finish(engine, ShardState.FAILED, first.code, str(error), first.hint)
         await self._launch(engine, launch, port)
-
-    def _plan(self, engine: Engine, port: int) -> Launch:
-        spec = engine.spec
-        policy = (self._config.policy.engines or {}).get(engine.profile.engine)
-        return plan(
-            LaunchSpec(
-                replica=spec.replica,
-                served_names=spec.served_names,
-                profile=engine.profile,
-                port=port,
-                address=self._config.mgmt_addr,
-                rank=spec.rank,
-                nodes=spec.nodes,
-                gpus=spec.gpus,
-                engine_key=spec.engine_key,
-                command=self._node.command(engine.profile),
-                engine_env=policy.env if policy else {},
-                fabric_env=spec.fabric_env,
-                rendezvous=_rendezvous(spec),
-                secrets=self._secrets(),
-                python=sys.executable,
-                programs=PROGRAMS,
-            )
-        )
-
-    def _secrets(self) -> dict[str, str]:
-        out = {}
-        for name, path in self._config.secrets.items():
-            with contextlib.suppress(OSError):
-                out[name] = path.read_text(encoding="utf-8").strip()
-        return out
 
     async def _launch(self, engine: Engine, launch: Launch, port: int) -> None:
         if engine.stopping:
@@ -290,7 +257,7 @@ class Supervisor:
         engine.entry = entry
         engine.move(ShardState.LAUNCHING, self._tools)
         try:
-            spawn(engine, launch, entry, mark=self._mark, base_env=_base_environment())
+            spawn(engine, launch, entry, mark=self._mark, base_env=base_environment())
         except OSError as error:
             self._ledger.forget(engine.shard, engine.epoch)
             text = f"cannot start {engine.spec.replica}: {launch.argv[0]}: {error.strerror}"
@@ -364,7 +331,7 @@ class Supervisor:
     def _output(self, engine: Engine, most_bytes: int = OUTPUT_BYTES) -> list[str]:
         if engine.entry is None or not engine.entry.log_path:
             return []
-        secrets = [engine.spec.engine_key or "", *self._secrets().values()]
+        secrets = [engine.spec.engine_key or "", *read_secrets(self._config).values()]
         return redacted(read_output(Path(engine.entry.log_path), most_bytes=most_bytes), secrets)
 
     def _failure(self, engine: Engine, deadline_seconds: float | None = None) -> Failure:
@@ -414,14 +381,3 @@ class Supervisor:
         self._background.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("supervisor.task_failed error=%r", error, exc_info=error)
-
-
-def _rendezvous(spec: ShardSpec) -> tuple[str, int] | None:
-    if spec.rendezvous_address is None or spec.rendezvous_port is None:
-        return None
-    return spec.rendezvous_address, spec.rendezvous_port
-
-
-def _base_environment() -> dict[str, str]:
-    """The agent's environment without what is the agent's own: no secret of its own reaches an engine."""
-    return {k: v for k, v in os.environ.items() if not k.startswith(("LLMGW_", "FLEET_", "DATABASE_URL", "DJANGO_"))}
