@@ -3,6 +3,7 @@
 SGLang reads its key from nowhere else than its command line, which every user of a machine can see.
 """
 
+import importlib.util
 import os
 import runpy
 import sys
@@ -15,15 +16,13 @@ def main(argv: list[str]) -> int:
         sys.stderr.write("usage: sglang_key.py -m MODULE [argument …]\n")
         return 2
     module, rest = argv[1], argv[2:]
+    package = module.partition(".")[0]
+    if importlib.util.find_spec(package) is None:
+        sys.stderr.write(f"cannot start: the package {package} is not installed for {sys.executable}\n")
+        return 1
     key = os.environ.pop(KEY_VARIABLE, "")  # its children need it not
     sys.argv = [module, *rest, *(("--api-key", key) if key else ())]
-    try:
-        runpy.run_module(module, run_name="__main__")
-    except ModuleNotFoundError as error:
-        if error.name is None or not module.startswith(error.name):
-            raise
-        sys.stderr.write(f"cannot start: the package {error.name} is not installed for {sys.executable}\n")
-        return 1
+    runpy.run_module(module, run_name="__main__")
     return 0
 
 

@@ -72,6 +72,24 @@ async def test_a_start_that_takes_too_long_tells_what_stands_in_its_way(fail: Fa
     assert "NCCL_SOCKET_IFNAME" in report.hint
 
 
+async def test_a_rank_above_the_first_is_ready_when_it_runs_and_failed_when_it_ends(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    script = tmp_path / "rank.py"
+    script.write_text("import sys, time\nprint(sys.argv[1:], flush=True)\ntime.sleep(1)\nsys.exit(0)\n")
+    engines = {EngineKind.VLLM: config.EnginePolicy(command=(sys.executable, str(script)))}
+    node.config = dataclasses.replace(node.config, policy=dataclasses.replace(node.config.policy, engines=engines))
+    node.again()
+    first = order(engine="vllm", model="org/m", nodes=2, tensor_parallel=2, gpus=None)
+    spec = dataclasses.replace(first.spec, rank=1, nodes=2, rendezvous_address="127.0.0.1", rendezvous_port=29_501)
+    await node.supervisor.start(dataclasses.replace(first, spec=spec))
+    ready = await node.until(ShardState.READY)
+    assert ready.endpoint is None
+    report = await node.until(ShardState.FAILED)
+    assert report.exit_code == 0
+    assert "'--node-rank', '1', '--master-addr', '127.0.0.1', '--master-port', '29501', '--headless'" in report.tail[0]
+    await node.supervisor.close(stop_engines=True)
+
+
 async def test_no_secret_is_told(fail: Fail) -> None:
     report = await fail("server_args=ServerArgs(api_key='CANARY')\nValueError: CANARY is no key\n")
     assert "CANARY" not in str(report)

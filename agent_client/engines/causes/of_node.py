@@ -149,6 +149,13 @@ ROWS: tuple[Cause, ...] = (
         node=True,
     ),
     row(
+        "missing-package",
+        r"cannot start: the package (?P<name>\S+) is not installed",  # the programs that come with the agent
+        "the engine's installation lacks the Python package {name}",
+        "install it into the engine's environment",
+        node=True,
+    ),
+    row(
         "missing-compiler",
         r"Failed to find C compiler|fatal error: Python\.h: No such file|Could not find nvcc",
         "the engine compiles kernels and finds no compiler",
