@@ -5,6 +5,7 @@ import asyncio
 import json
 import logging
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,12 @@ import yaml
 from agent_client import __version__, preflight
 from agent_client.app import Agent
 from agent_client.config import AgentConfig, ConfigError, load
-from agent_client.engines import LaunchSpec, PlanError, plan
+from agent_client.engines import Launch, LaunchSpec, PlanError, plan
 from agent_client.hardware import cli as hardware_cli
 from agent_client.identity import StateDirBusy, forget_identity, load_identity, lock_state_dir
 from agent_client.ledger import Ledger
-from agent_client.profile import Problem, ProfileError, parse_profile
-from agent_client.supervisor import PROGRAMS
+from agent_client.profile import Problem, Profile, ProfileError, parse_profile
+from agent_client.supervisor.launching import PROGRAMS
 
 CONFIG_FLAGS = ("server", "node_id", "mgmt_addr", "state_dir", "join_secret_file")
 
@@ -114,24 +115,8 @@ def _validate(args: argparse.Namespace, config: AgentConfig) -> int:
     try:
         data = yaml.safe_load(Path(args.profile).read_text(encoding="utf-8"))
         profile = parse_profile(data.get("profile", data) if isinstance(data, dict) else data)
-        launch = plan(
-            LaunchSpec(
-                replica="validate/1",
-                served_names=("model",),
-                profile=profile,
-                port=config.policy.ports[0],
-                address=config.mgmt_addr,
-                gpus=tuple(f"GPU-{i}" for i in range(profile.gpus_per_node)),
-                engine_key="(generated for each replica)",
-                command=preflight.command_for(config, profile.engine) or (),
-                secrets=dict.fromkeys(config.secrets, "(secret)"),
-                python=sys.executable,
-                programs=PROGRAMS,
-            )
-        )
-        out |= {"ok": True, "argv": list(launch.argv)}
-        out["env"] = {variable.name: variable.shown for variable in launch.env}
-        out["origins"] = {variable.name: variable.origin for variable in launch.env}
+        ranks = [_shown(_launch(config, profile, rank)) for rank in range(profile.nodes)]
+        out |= {"ok": True, **ranks[0]} | ({"ranks": ranks} if len(ranks) > 1 else {})
     except (ProfileError, PlanError) as error:
         out["problems"] = [_problem(problem) for problem in error.problems]
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
@@ -143,11 +128,42 @@ def _validate(args: argparse.Namespace, config: AgentConfig) -> int:
             print(problem["text"] + (f"; {problem['hint']}" if problem["hint"] else ""), file=sys.stderr)
         if out["ok"]:
             print("ok")
-        if out["ok"] and args.show_command:
-            for name, value in out["env"].items():
-                print(f"{name}={value}   # {out['origins'][name]}")
-            print(" ".join(out["argv"]))
+        for rank, shown in enumerate(out.get("ranks", [out]) if out["ok"] and args.show_command else []):
+            if "ranks" in out:
+                print(f"# rank {rank} of {profile.nodes}")
+            for name, value in shown["env"].items():
+                print(f"{name}={value}   # {shown['origins'][name]}")
+            print(shlex.join(shown["argv"]))
     return 0 if out["ok"] else 1
+
+
+def _launch(config: AgentConfig, profile: Profile, rank: int) -> Launch:
+    """With stand-ins for what the control plane gives: the key, the cards, the address of the first rank."""
+    spec = LaunchSpec(
+        replica="validate/1",
+        served_names=("model",),
+        profile=profile,
+        port=config.policy.ports[0],
+        address=config.mgmt_addr,
+        rank=rank,
+        nodes=profile.nodes,
+        gpus=tuple(f"GPU-{i}" for i in range(profile.gpus_per_node)),
+        engine_key="(generated for each replica)",
+        command=preflight.command_for(config, profile.engine) or (),
+        rendezvous=(config.mgmt_addr, config.policy.ports[-1]),
+        secrets=dict.fromkeys(config.secrets, "(secret)"),
+        python=sys.executable,
+        programs=PROGRAMS,
+    )
+    return plan(spec)
+
+
+def _shown(launch: Launch) -> dict[str, Any]:
+    return {
+        "argv": list(launch.shown_argv),
+        "env": {variable.name: variable.shown for variable in launch.env},
+        "origins": {variable.name: variable.origin for variable in launch.env},
+    }
 
 
 def _problem(problem: Problem) -> dict[str, str]:

@@ -1,15 +1,17 @@
 """Checks before a launch: what is wrong is said in under a second, with the thing that is wrong."""
 
+import importlib.util
 import os
 import shutil
 import socket
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agent_client.config import AgentConfig
-from agent_client.engines import DEFAULT_COMMANDS
+from agent_client.engines import DEFAULT_COMMANDS, sglang
 from agent_client.profile import EngineKind, Profile
 from agent_client.protocol.messages import ShardSpec
 from agent_client.protocol.states import FailureCode
@@ -33,6 +35,8 @@ def command_for(config: AgentConfig, kind: EngineKind) -> tuple[str, ...] | None
         return ()
     if kind is EngineKind.CUSTOM:
         return None if engines is None else ()
+    if kind is EngineKind.SGLANG:  # it has no program of its own: it is a package of some Python
+        return (sys.executable, *sglang.MODULE) if importlib.util.find_spec("sglang") else None
     default = DEFAULT_COMMANDS.get(kind)
     return default if default and shutil.which(default[0]) else None
 

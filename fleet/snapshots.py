@@ -6,11 +6,15 @@ from typing import Any
 from django.db.models import F, Q
 from django.db.models.functions import Now
 
+from agent_client.engines.causes import NODE_LOCAL_CAUSES
 from agent_client.profile import Profile, ProfileError, parse_profile
 from agent_client.protocol.states import ENDED_SHARD_STATES, NODE_LOCAL_FAILURES, ShardState
 from fleet.domain.states import NodeStatus, ReplicaState, ReplicaWish
 from fleet.domain.types import FleetSnapshot, GpuView, ModelView, NodeView, ReplicaView, ShardView
 from fleet.models import CatalogModel, Gpu, GpuClaim, Node, Replica, Shard
+
+#: After a failure with one of these another node is tried once.
+NODE_LOCAL = frozenset(NODE_LOCAL_FAILURES) | NODE_LOCAL_CAUSES
 
 
 def load() -> FleetSnapshot:
@@ -116,7 +120,7 @@ def _replicas(shards: dict[int, list[ShardView]]) -> tuple[ReplicaView, ...]:
     out = []
     for replica in Replica.objects.select_related("model", "revision"):
         failure = replica.latest_failure or {}
-        local = failure.get("code") in NODE_LOCAL_FAILURES and failure.get("attempt") == replica.attempt
+        local = failure.get("code") in NODE_LOCAL and failure.get("attempt") == replica.attempt
         out.append(
             ReplicaView(
                 pk=replica.pk,

@@ -55,6 +55,11 @@ class Launch:
     argv: tuple[str, ...]
     env: tuple[EnvVar, ...]
     readiness: Readiness = Readiness()
+    secret_words: frozenset[int] = frozenset()  # places in argv that must not be shown
+
+    @property
+    def shown_argv(self) -> tuple[str, ...]:
+        return tuple("(secret)" if n in self.secret_words else word for n, word in enumerate(self.argv))
 
 
 Adapter = Callable[[LaunchSpec], Launch]
@@ -102,28 +107,29 @@ def cards(spec: LaunchSpec) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": ",".join(spec.gpus), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
-def refuse_owned(spec: LaunchSpec, owned: Iterable[str]) -> list[Problem]:
-    """Arguments among extra_args that reach a flag which llmgw sets: by exact name, `_` for `-`, `=value` or a prefix.
+def refuse(spec: LaunchSpec, problems: Iterable[Problem]) -> None:
+    """Raise PlanError when there are any."""
+    found = tuple(problems)
+    if found:
+        raise PlanError(found)
 
-    vLLM's real parser takes any unique prefix, so `--tensor-parallel` would reach `--tensor-parallel-size`.
-    """
-    flags = sorted(owned)
-    problems = []
-    for arg in spec.profile.extra_args:
-        if not arg.startswith("-") or _is_number(arg):
-            continue
-        name = arg.split("=", 1)[0].replace("_", "-")
-        hit = next((f for f in flags if name == f or (len(name) > 2 and name[:2] == "--" and f.startswith(name))), None)
-        if hit:
-            problems.append(
-                Problem(
-                    code="flag_owned",
-                    field="profile.extra_args",
-                    text=f"cannot use {arg.split('=', 1)[0]} in extra_args: it reaches {hit}, which llmgw sets itself",
-                    hint="use the profile's own field for it",
-                )
-            )
-    return problems
+
+def rendezvous(spec: LaunchSpec) -> tuple[str, int] | None:
+    """Where the ranks of a replica meet; None on one node. Raises PlanError when nobody said: each would run alone."""
+    if spec.nodes == 1:
+        return None
+    if spec.rendezvous is None:
+        text = f"cannot launch {spec.replica}: its {spec.nodes} nodes have no address and port to meet at"
+        refuse(spec, [Problem(code="rendezvous_missing", field="profile.nodes", text=text)])
+    return spec.rendezvous
+
+
+def refuse_env(spec: LaunchSpec, owned: Iterable[str]) -> Iterable[Problem]:
+    """Variables by which this engine would take what llmgw gives on its command line, or more."""
+    for name in owned:
+        if name in spec.profile.env:
+            text = f"cannot use env {name}: the engine would read from it what llmgw sets itself"
+            yield Problem(code="env_owned", field=f"profile.env.{name}", text=text, hint="leave it out")
 
 
 def flag(name: str, value: Any) -> tuple[str, ...]:
@@ -133,7 +139,3 @@ def flag(name: str, value: Any) -> tuple[str, ...]:
 
 def _looks_secret(name: str) -> bool:
     return any(word in name.upper() for word in ("TOKEN", "SECRET", "PASSWORD", "API_KEY", "CREDENTIAL"))
-
-
-def _is_number(text: str) -> bool:
-    return text.lstrip("-").replace(".", "", 1).isdecimal()

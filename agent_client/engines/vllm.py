@@ -1,41 +1,27 @@
 """vLLM: `vllm serve MODEL …`. Checked against the complete option list of vLLM 0.32 in the tests."""
 
-from agent_client.engines.base import Launch, LaunchSpec, PlanError, cards, environment, flag, refuse_owned
+from agent_client.engines.base import Launch, LaunchSpec, cards, environment, flag, refuse, rendezvous
+from agent_client.engines.options import refused, table
 
+OPTIONS = "vllm"
+#: Where and how it serves, what it runs on, and what the profile has fields for.
 OWNED_FLAGS = (
-    "--host",
-    "--port",
-    "--api-key",
-    "--served-model-name",
-    "--model",
-    "--tensor-parallel-size",
-    "-tp",
-    "--pipeline-parallel-size",
-    "-pp",
-    "--data-parallel-size",
-    "-dp",
-    "--enable-expert-parallel",
-    "--nnodes",
-    "--node-rank",
-    "--master-addr",
-    "--master-port",
-    "--headless",
-    "--max-model-len",
-    "--gpu-memory-utilization",
-    "--dtype",
-    "--quantization",
-    "-q",
-    "--kv-cache-dtype",
-    "--config",
-    "--uds",
+    *("--host", "--port", "--uds", "--grpc", "--grpc-port", "--root-path", "--api-key", "--served-model-name"),
+    *("--ssl-keyfile", "--ssl-certfile", "--ssl-ca-certs", "--ssl-cert-reqs", "--model", "--config"),
+    *("--tensor-parallel-size", "--pipeline-parallel-size", "--enable-expert-parallel", "--device-ids"),
+    *("--data-parallel-size", "--data-parallel-size-local", "--data-parallel-rank", "--data-parallel-start-rank"),
+    *("--data-parallel-address", "--data-parallel-rpc-port", "--data-parallel-backend"),
+    *("--data-parallel-hybrid-lb", "--data-parallel-external-lb", "--data-parallel-multi-port-external-lb"),
+    *("--data-parallel-supervisor-port", "--distributed-executor-backend"),
+    *("--nnodes", "--node-rank", "--master-addr", "--master-port", "--headless"),
+    *("--max-model-len", "--gpu-memory-utilization", "--dtype", "--quantization", "--kv-cache-dtype"),
+    "--disable-log-stats",  # the figures that llmgw reads would stand still
 )
 
 
 def plan(spec: LaunchSpec) -> Launch:
-    problems = refuse_owned(spec, OWNED_FLAGS)
-    if problems:
-        raise PlanError(problems)
     profile = spec.profile
+    refuse(spec, refused(profile.extra_args, table(OPTIONS), OWNED_FLAGS))
     argv: list[str] = [*(spec.command or ("vllm", "serve")), profile.model]
     argv += ["--host", spec.address, "--port", str(spec.port), "--served-model-name", *spec.served_names]
     argv += ["--tensor-parallel-size", str(profile.tensor_parallel)]
@@ -50,15 +36,25 @@ def plan(spec: LaunchSpec) -> Launch:
     argv += flag("--dtype", profile.dtype)
     argv += flag("--quantization", profile.quantization)
     argv += flag("--kv-cache-dtype", profile.kv_cache_dtype)
-    if spec.nodes > 1 and spec.rendezvous:
-        address, port = spec.rendezvous
-        argv += ["--nnodes", str(spec.nodes), "--node-rank", str(spec.rank)]
-        argv += ["--master-addr", address, "--master-port", str(port)]
-        if spec.rank > 0:
-            argv += ["--headless"]
+    argv += _ranks(spec)
     owned = cards(spec) if profile.gpus_total else {}
     if spec.engine_key:
         owned["VLLM_API_KEY"] = spec.engine_key
     if spec.nodes > 1:
-        owned["VLLM_HOST_IP"] = spec.address
-    return Launch(argv=(*argv, *profile.extra_args), env=environment(spec, owned, secrets=["VLLM_API_KEY"]))
+        owned["VLLM_HOST_IP"] = spec.address  # else it takes the default route's
+    env = environment(spec, owned, secrets=["VLLM_API_KEY"])
+    return Launch(argv=(*argv, *profile.extra_args), env=env)
+
+
+def _ranks(spec: LaunchSpec) -> list[str]:
+    """Its own multi-node form: ranks are cut from data x pipeline x tensor parallel; all but the first serve nothing.
+
+    From --nnodes it also works out how many data-parallel copies a node has (engine/arg_utils.py).
+    """
+    meeting = rendezvous(spec)
+    if meeting is None:
+        return []
+    address, port = meeting
+    argv = ["--nnodes", str(spec.nodes), "--node-rank", str(spec.rank)]
+    argv += ["--master-addr", address, "--master-port", str(port)]
+    return argv + (["--headless"] if spec.rank > 0 else [])

@@ -11,13 +11,12 @@ import hashlib
 import logging
 import os
 import signal
-import sys
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from agent_client.config import AgentConfig
-from agent_client.engines import Launch, LaunchSpec, PlanError, Readiness, plan
+from agent_client.engines import Launch, PlanError, Readiness, plan
 from agent_client.ledger import Entry, Ledger
 from agent_client.profile import Profile, ProfileError, parse_profile
 from agent_client.protocol.codec import MessageError, plain_part, read_part
@@ -28,18 +27,24 @@ from agent_client.supervisor.engine import (
     Engine,
     Tools,
     end,
-    failure_of_exit,
-    read_tail,
     spawn,
     until_exit,
     until_ready,
     watch_exit,
 )
+from agent_client.supervisor.evidence import (
+    OUTPUT_BYTES,
+    TAIL_BYTES,
+    TAIL_LINES,
+    Failure,
+    failure_of_exit,
+    failure_of_start,
+    read_output,
+    redacted,
+)
+from agent_client.supervisor.launching import base_environment, launch_spec, read_secrets
 
 log = logging.getLogger(__name__)
-
-#: Run as files, not as modules: an engine's working directory is not the agent's.
-PROGRAMS = str(Path(__file__).resolve().parent.parent / "programs")
 
 
 class OrderRefused(Exception):
@@ -101,7 +106,7 @@ class Supervisor:
         engine = self._engines.get(shard)
         if engine is None or engine.epoch != epoch or engine.entry is None:
             return ()
-        return read_tail(Path(engine.entry.log_path), lines)
+        return tuple(self._output(engine, TAIL_BYTES)[-lines:]) if lines > 0 else ()
 
     async def adopt(self) -> None:
         """Take back what an earlier agent process started. Call once, before the stream opens."""
@@ -135,9 +140,7 @@ class Supervisor:
     async def _clean_up_dead(self, engine: Engine) -> None:
         """The process is gone; children that outlived it are ended before anything else may start."""
         await end(engine, self._tools, grace_seconds=0.0)
-        engine.tail = read_tail(Path(engine.entry.log_path)) if engine.entry else ()
-        code, text = failure_of_exit(engine)
-        self._finish(engine, ShardState.FAILED, code, text)
+        self._fail(engine, await asyncio.to_thread(self._failure, engine))
 
     # -- orders -------------------------------------------------------------------------------------------------------
 
@@ -224,41 +227,12 @@ class Supervisor:
             text = f"cannot start {engine.spec.replica}: no port of {self._config.policy.ports} is free"
             return self._finish(engine, ShardState.FAILED, FailureCode.NO_PORT.value, text)
         try:
-            launch = self._plan(engine, port)
+            command = self._node.command(engine.profile)
+            launch = plan(launch_spec(self._config, engine.spec, engine.profile, port=port, command=command))
         except PlanError as error:
             first = error.problems[0]
             return self._finish(engine, ShardState.FAILED, first.code, str(error), first.hint)
         await self._launch(engine, launch, port)
-
-    def _plan(self, engine: Engine, port: int) -> Launch:
-        spec = engine.spec
-        policy = (self._config.policy.engines or {}).get(engine.profile.engine)
-        return plan(
-            LaunchSpec(
-                replica=spec.replica,
-                served_names=spec.served_names,
-                profile=engine.profile,
-                port=port,
-                address=self._config.mgmt_addr,
-                rank=spec.rank,
-                nodes=spec.nodes,
-                gpus=spec.gpus,
-                engine_key=spec.engine_key,
-                command=self._node.command(engine.profile),
-                engine_env=policy.env if policy else {},
-                fabric_env=spec.fabric_env,
-                secrets=self._secrets(),
-                python=sys.executable,
-                programs=PROGRAMS,
-            )
-        )
-
-    def _secrets(self) -> dict[str, str]:
-        out = {}
-        for name, path in self._config.secrets.items():
-            with contextlib.suppress(OSError):
-                out[name] = path.read_text(encoding="utf-8").strip()
-        return out
 
     async def _launch(self, engine: Engine, launch: Launch, port: int) -> None:
         if engine.stopping:
@@ -283,7 +257,7 @@ class Supervisor:
         engine.entry = entry
         engine.move(ShardState.LAUNCHING, self._tools)
         try:
-            spawn(engine, launch, entry, mark=self._mark, base_env=_base_environment())
+            spawn(engine, launch, entry, mark=self._mark, base_env=base_environment())
         except OSError as error:
             self._ledger.forget(engine.shard, engine.epoch)
             text = f"cannot start {engine.spec.replica}: {launch.argv[0]}: {error.strerror}"
@@ -313,18 +287,14 @@ class Supervisor:
         await until_exit(engine, self._tools)
         if engine.stopping:
             return  # _stop_now finishes it
-        engine.tail = read_tail(Path(engine.entry.log_path))
-        code, text = failure_of_exit(engine)
+        failure = await asyncio.to_thread(self._failure, engine)
         await end(engine, self._tools, grace_seconds=0.0)  # children that outlived it
-        self._finish(engine, ShardState.FAILED, code, text)
+        self._fail(engine, failure)
 
     async def _give_up(self, engine: Engine, deadline: float) -> None:
-        assert engine.entry
-        engine.tail = read_tail(Path(engine.entry.log_path))
-        last = next((line.strip() for line in reversed(engine.tail) if line.strip()), "it wrote nothing")
-        text = f"the engine of {engine.spec.replica} was not ready within {deadline:g} s; its last line: {last[:300]}"
+        failure = await asyncio.to_thread(self._failure, engine, deadline)
         await end(engine, self._tools, grace_seconds=engine.profile.stop_grace_seconds)
-        self._finish(engine, ShardState.FAILED, FailureCode.START_TIMEOUT.value, text, "raise start_timeout_seconds")
+        self._fail(engine, failure)
 
     def _begin_stop(self, engine: Engine, grace: float, reason: str) -> None:
         if not engine.stopping:
@@ -354,6 +324,25 @@ class Supervisor:
     def _finish(self, engine: Engine, state: ShardState, code: str, detail: str, hint: str = "") -> None:
         self._ledger.forget(engine.shard, engine.epoch)
         engine.move(state, self._tools, code=code, detail=detail, hint=hint)
+
+    def _fail(self, engine: Engine, failure: Failure) -> None:
+        self._finish(engine, ShardState.FAILED, failure.code, failure.detail, failure.hint)
+
+    def _output(self, engine: Engine, most_bytes: int = OUTPUT_BYTES) -> list[str]:
+        if engine.entry is None or not engine.entry.log_path:
+            return []
+        secrets = [engine.spec.engine_key or "", *read_secrets(self._config).values()]
+        return redacted(read_output(Path(engine.entry.log_path), most_bytes=most_bytes), secrets)
+
+    def _failure(self, engine: Engine, deadline_seconds: float | None = None) -> Failure:
+        """Why it failed, out of its output, whose tail it keeps. Reads files and takes up to a third of a second."""
+        lines = self._output(engine)
+        engine.tail = tuple(lines[-TAIL_LINES:])
+        if deadline_seconds is not None:
+            return failure_of_start(engine.spec.replica, lines, deadline_seconds)
+        code, signal_ = engine.exit_code, engine.exit_signal
+        seen = code is not None or signal_ is not None
+        return failure_of_exit(engine.spec.replica, lines, exit_code=code, exit_signal=signal_, seen=seen)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -392,8 +381,3 @@ class Supervisor:
         self._background.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("supervisor.task_failed error=%r", error, exc_info=error)
-
-
-def _base_environment() -> dict[str, str]:
-    """The agent's environment without what is the agent's own: no secret of its own reaches an engine."""
-    return {k: v for k, v in os.environ.items() if not k.startswith(("LLMGW_", "FLEET_", "DATABASE_URL", "DJANGO_"))}

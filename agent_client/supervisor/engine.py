@@ -14,12 +14,10 @@ from agent_client.engines import Launch, Readiness
 from agent_client.ledger import Entry
 from agent_client.profile import Profile
 from agent_client.protocol.messages import ShardReport, ShardSpec
-from agent_client.protocol.states import ENDED_SHARD_STATES, FailureCode, ShardState
+from agent_client.protocol.states import ENDED_SHARD_STATES, ShardState
 from agent_client.supervisor import processes
+from agent_client.supervisor.evidence import rotated
 
-TAIL_LINES = 40
-TAIL_BYTES = 65_536
-LINE_LONGEST = 16_384
 STOP_STUCK_RECHECK_SECONDS = 5.0
 LOG_CHECK_SECONDS = 5.0
 
@@ -129,8 +127,13 @@ def watch_exit(engine: Engine) -> None:
 
 
 async def until_ready(engine: Engine, tools: Tools, *, deadline_seconds: float) -> bool:
-    """Probe until the engine answers for real; False when it ended first. Raises TimeoutError at the deadline."""
+    """Probe until the engine answers for real; False when it ended first. Raises TimeoutError at the deadline.
+
+    A rank above the first answers nobody (vLLM), or says 200 with nothing behind it (SGLang): that it runs must do.
+    """
     assert engine.entry
+    if engine.spec.rank > 0:
+        return not engine.exited.is_set()
     pause = 0.1
     async with asyncio.timeout(deadline_seconds):
         while not engine.exited.is_set():
@@ -187,36 +190,11 @@ async def _gone(engine: Engine, tools: Tools, seconds: float) -> bool:
     return False
 
 
-def failure_of_exit(engine: Engine) -> tuple[str, str]:
-    """Code and sentence for an engine that ended though nobody asked it to."""
-    if engine.exit_signal is not None:
-        name = signal.Signals(engine.exit_signal).name if engine.exit_signal in set(signal.Signals) else "a signal"
-        how = f"was ended by {name}"
-    elif engine.exit_code is not None:
-        how = f"exited with code {engine.exit_code}"
-    else:
-        how = "ended while no agent watched it"
-    last = next((line for line in reversed(engine.tail) if line.strip()), "")
-    text = f"the engine of {engine.spec.replica} {how}" + (f": {last.strip()[:300]}" if last else "")
-    return (FailureCode.EXITED if "no agent" not in how else FailureCode.LOST_TRACK).value, text
-
-
-def read_tail(path: Path, lines: int = TAIL_LINES) -> tuple[str, ...]:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-            text = file.read(TAIL_BYTES).decode("utf-8", errors="replace").replace("\x00", "")
-    except OSError:
-        return ()
-    return tuple(line[:LINE_LONGEST] for line in text.splitlines()[-lines:])
-
-
 def rotate(path: Path, longest: int) -> None:
     """Copy and cut: the engine keeps its handle (O_APPEND) and never blocks; two files of `longest` bytes at most."""
     if path.stat().st_size <= longest:
         return
-    keep = path.with_suffix(".1.log")
-    with path.open("rb") as source, keep.open("wb") as target:
+    with path.open("rb") as source, rotated(path).open("wb") as target:
         source.seek(-longest, os.SEEK_END)
         while block := source.read(1024 * 1024):
             target.write(block)

@@ -1,0 +1,127 @@
+"""All rules about a profile and the model it is to run: catalog, admin, API, `validate` and agent ask here.
+
+Nothing is refused on a guess: a figure that is not known makes no problem, and memory is refused only for what can't be
+done without (weights, and in vLLM the cache of one whole request).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from agent_client.profile import abilities, shapes
+from agent_client.profile.memory import GIB, MIB, MemoryEstimate, estimate
+from agent_client.profile.problems import Problem
+from agent_client.profile.profile import EngineKind
+from agent_client.profile.subject import Rule, Subject
+
+#: Arguments that put weights or cache elsewhere, or other weights in place of the model's: the estimate is not theirs.
+_ELSEWHERE = (
+    "--cpu-offload*",
+    "--offload*",
+    "--load-format",
+    "--speculative*",
+    "--kv-cache-memory-bytes",
+    "--num-gpu-blocks-override",
+    "--max-total-tokens",
+    "--decode-context-parallel-size",
+    "-dcp",
+    "--dcp-size",
+    "--prefill-context-parallel-size",
+    "-pcp",
+    "--language-model-only",
+    "--hf-overrides*",
+    "--kt-*",
+)
+_WITH_RULES = (EngineKind.VLLM, EngineKind.SGLANG)
+_SHARE_KNOWN_MIB = 256  # what a driver keeps of an idle card
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    problems: tuple[Problem, ...]
+    estimate: MemoryEstimate
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
+def judge(on: Subject) -> Verdict:
+    """Every rule's problems, in a stable order, and the memory estimate with its parts."""
+    made = estimate(on.profile, on.facts)
+    if on.profile.engine not in _WITH_RULES:
+        return Verdict(problems=(), estimate=made)
+    problems = [problem for rule in RULES for problem in rule(on)]
+    if on.profile.gpus_total:
+        problems += list(memory(on, made))
+    return Verdict(problems=tuple(_with_sizes(on, problems)), estimate=made)
+
+
+def memory(on: Subject, made: MemoryEstimate) -> Iterator[Problem]:
+    """weights / (TP x PP) + KV cache against share x memory of the smallest card (engines.md section 6).
+
+    vLLM: "To serve at least one request with the model's max seq len", v1/core/kv_cache_utils.py; "Free memory on
+    device … is less than desired GPU memory utilization", v1/worker. SGLang goes on with less cache than one request.
+    """
+    total = on.memory_total_mib
+    if total is None or made.weights is None or on.has_argument(*_ELSEWHERE):
+        return
+    budget, weights = made.budget(total), made.weights
+    have = f"{budget / GIB:.1f} of {total * MIB / GIB:.1f} GiB may be used (gpu_memory_utilization {made.share or 1:g})"
+    if weights >= budget:
+        yield on.problem(
+            "memory_weights",
+            "tensor_parallel",
+            f"its weights take {weights / GIB:.1f} GiB of each GPU, {have}",
+            _larger(on, weights, budget),
+        )
+    elif on.is_vllm and made.cache is not None and made.least is not None and made.least > budget:
+        most = made.cache.most_context(budget - weights)
+        need = made.least - weights
+        half = "" if "fp8" in made.cache.how or on.profile.kv_cache_dtype else ", kv_cache_dtype: fp8"
+        yield on.problem(
+            "memory_context",
+            "max_model_len",
+            f"one request of {made.context} tokens needs {need / GIB:.1f} GiB of KV cache on each GPU, the weights "
+            f"{weights / GIB:.1f} GiB; {have}",
+            f"set max_model_len to {most} or less{half}, or use more GPUs",
+        )
+    yield from _taken(on, made)
+
+
+def _larger(on: Subject, weights: int, budget: int) -> str:
+    """The smallest tensor_parallel by which the weights fit, among those that the model's shapes allow."""
+    least = weights * on.tp // budget + 1
+    size = next((n for n in shapes.fitting_tensor_parallel(on) if n >= least), None)
+    if size is None:
+        return "use larger GPUs, pipeline_parallel, or a quantized copy"
+    return f"set tensor_parallel to {size} or more, use larger GPUs, or a quantized copy"
+
+
+def _taken(on: Subject, made: MemoryEstimate) -> Iterator[Problem]:
+    if not on.is_vllm or made.share is None:
+        return
+    for card in on.cards:
+        total, free = card.memory_total_mib, card.memory_free_mib
+        if total is None or free is None or free + _SHARE_KNOWN_MIB >= total * made.share:
+            continue
+        yield on.problem(
+            "memory_taken",
+            "gpu_memory_utilization",
+            f"{free / 1024:.1f} of {total / 1024:.1f} GiB are free on {card.name or 'a GPU'}, gpu_memory_utilization "
+            f"{made.share:g} needs {total * made.share / 1024:.1f} GiB",
+            "see what else uses the card, or lower gpu_memory_utilization",
+        )
+        return
+
+
+def _with_sizes(on: Subject, problems: list[Problem]) -> Iterator[Problem]:
+    """One hint for all about tensor_parallel: the sizes that all rules allow."""
+    wrong = {code for code in (p.code for p in problems) if code.endswith("_not_divisible")}
+    sizes = shapes.fitting_tensor_parallel(on) if wrong else ()
+    for problem in problems:
+        if problem.field == "profile.tensor_parallel" and problem.code in wrong and sizes:
+            problem = replace(problem, hint=f"tensor_parallel that fit: {', '.join(map(str, sizes))}")  # noqa: PLW2901
+        yield problem
+
+
+RULES: tuple[Rule, ...] = (*shapes.RULES, *abilities.RULES)

@@ -1,0 +1,128 @@
+"""A failed engine's report: the cause out of its output, the line, a hint, and no secret."""
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_client import config
+from agent_client.engines.causes import NODE_LOCAL_CAUSES
+from agent_client.profile import EngineKind
+from agent_client.protocol.states import FailureCode, ShardState
+from agent_client.supervisor.evidence import failure_of_exit, failure_of_start, read_output, redacted, rotated
+from tests.agent.test_agent import Node, order
+
+SAMPLES = Path(__file__).parents[1] / "engines" / "data" / "failures"
+NOISE = "(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above."
+
+Fail = Callable[..., Any]
+
+
+@pytest.fixture
+async def fail(tmp_path: Path) -> Any:
+    """Run a stand-in for vLLM that writes what it is told and ends; gives the report."""
+    node = Node(tmp_path)
+
+    async def run(text: str, *, end: str = "sys.exit(1)", **profile: Any) -> Any:
+        script = tmp_path / "engine.py"
+        script.write_text(f"import os, sys, time\nsys.stderr.write({text!r})\nsys.stderr.flush()\n{end}\n")
+        engines = {EngineKind.VLLM: config.EnginePolicy(command=(sys.executable, str(script)))}
+        node.config = dataclasses.replace(node.config, policy=dataclasses.replace(node.config.policy, engines=engines))
+        node.again()
+        await node.supervisor.start(order(engine="vllm", model="org/m", **profile))
+        return await node.until(ShardState.FAILED)
+
+    yield run
+    await node.supervisor.close(stop_engines=True)
+
+
+async def test_the_report_of_a_failed_engine_names_cause_line_and_hint(fail: Fail) -> None:
+    sample = (SAMPLES / "03-vllm-heads-not-divisible.txt").read_text()
+    report = await fail(sample + f"{NOISE}\n" * 200)
+    assert report.code == "heads-not-divisible"
+    assert report.detail.startswith("cannot run m/1: 28 attention heads do not divide by tensor_parallel 8 (it exited")
+    assert "it wrote: Value error, Total number of attention heads (28) must be divisible" in report.detail
+    assert report.hint == "choose a tensor_parallel that divides 28"
+    assert report.exit_code == 1
+    assert len(report.tail) == 40
+    assert report.tail[-1] == NOISE
+
+
+async def test_exit_0_of_an_engine_whose_core_was_killed_is_a_failure(fail: Fail) -> None:
+    report = await fail(
+        "ERROR 12-01 06:13:41 [core_client.py:700] Engine core proc EngineCore died unexpectedly.\n", end=""
+    )
+    assert (report.code, report.exit_code) == ("engine-process-died", 0)
+
+
+async def test_a_signal_is_named_where_the_output_says_nothing(fail: Fail) -> None:
+    report = await fail("loading\n", end="os.kill(os.getpid(), 11)")
+    assert (report.code, report.exit_signal) == ("segfault", 11)
+    assert "it was ended by SIGSEGV" in report.detail
+
+
+async def test_a_start_that_takes_too_long_tells_what_stands_in_its_way(fail: Fail) -> None:
+    text = "[rank1]: RuntimeError: Unable to find address for: eth9\n"
+    report = await fail(text, end="time.sleep(60)", start_timeout_seconds=1, stop_grace_seconds=0)
+    assert report.code == FailureCode.START_TIMEOUT
+    assert "not ready within 1 s: the network interface" in report.detail
+    assert "NCCL_SOCKET_IFNAME" in report.hint
+
+
+async def test_a_rank_above_the_first_is_ready_when_it_runs_and_failed_when_it_ends(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    script = tmp_path / "rank.py"
+    script.write_text("import sys, time\nprint(sys.argv[1:], flush=True)\ntime.sleep(1)\nsys.exit(0)\n")
+    engines = {EngineKind.VLLM: config.EnginePolicy(command=(sys.executable, str(script)))}
+    node.config = dataclasses.replace(node.config, policy=dataclasses.replace(node.config.policy, engines=engines))
+    node.again()
+    first = order(engine="vllm", model="org/m", nodes=2, tensor_parallel=2, gpus=None)
+    spec = dataclasses.replace(first.spec, rank=1, nodes=2, rendezvous_address="127.0.0.1", rendezvous_port=29_501)
+    await node.supervisor.start(dataclasses.replace(first, spec=spec))
+    ready = await node.until(ShardState.READY)
+    assert ready.endpoint is None
+    report = await node.until(ShardState.FAILED)
+    assert report.exit_code == 0
+    assert "'--node-rank', '1', '--master-addr', '127.0.0.1', '--master-port', '29501', '--headless'" in report.tail[0]
+    await node.supervisor.close(stop_engines=True)
+
+
+async def test_no_secret_is_told(fail: Fail) -> None:
+    report = await fail("server_args=ServerArgs(api_key='CANARY')\nValueError: CANARY is no key\n")
+    assert "CANARY" not in str(report)
+    assert "(secret) is no key" in report.detail
+
+
+def test_an_end_that_nobody_saw_keeps_its_code_and_tells_what_the_output_tells() -> None:
+    lines = ["torch.OutOfMemoryError: CUDA out of memory."]
+    failure = failure_of_exit("m/1", lines, exit_code=None, exit_signal=None, seen=False)
+    assert failure.code == FailureCode.LOST_TRACK
+    assert "a GPU ran out of memory (it ended while no agent watched it)" in failure.detail
+    nothing = failure_of_exit("m/1", [], exit_code=None, exit_signal=None, seen=False)
+    assert nothing.detail == "cannot run m/1: it ended while no agent watched it"
+    assert failure_of_start("m/1", [], 5.0).detail == "cannot run m/1: it was not ready within 5 s; it wrote nothing"
+
+
+def test_output_is_read_across_a_rotation_and_within_bounds(tmp_path: Path) -> None:
+    path = tmp_path / "a@1.log"
+    assert read_output(path, most_bytes=100) == []
+    rotated(path).write_text("x" * 200 + "\nold\n")
+    path.write_bytes(b"new \xff\x00\n")
+    assert read_output(path, most_bytes=30)[-2:] == ["old", "new \ufffd"]
+    assert sum(map(len, read_output(path, most_bytes=30))) <= 30
+    assert len(read_output(path, most_bytes=100)) == 3
+
+
+def test_short_secrets_are_left_alone_and_long_ones_go_first() -> None:
+    assert redacted(["abc abcdefgh abcdef"], ["abc", "abcdef", "abcdefgh"]) == ["abc (secret) (secret)"]
+
+
+def test_causes_that_another_node_may_not_have_are_known_to_the_server() -> None:
+    from fleet.snapshots import NODE_LOCAL
+
+    assert NODE_LOCAL >= NODE_LOCAL_CAUSES
+    assert "shm-too-small" in NODE_LOCAL
+    assert "heads-not-divisible" not in NODE_LOCAL

@@ -1,0 +1,225 @@
+"""Every argument list that the adapters can make, against each engine's complete option list by exact name."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_client.engines import Launch, LaunchSpec, PlanError, plan
+from agent_client.engines.options import Option, table
+from agent_client.profile import parse_profile
+from tests.e2e.harness import ROOT
+
+KEY = "CANARY-key"
+SIZES = st.integers(1, 8)
+FIELDS = {
+    "tensor_parallel": SIZES,
+    "pipeline_parallel": SIZES,
+    "data_parallel": SIZES,
+    "expert_parallel": st.booleans(),
+    "max_model_len": st.integers(1, 10**6),
+    "gpu_memory_utilization": st.floats(0.01, 1),
+    "dtype": st.sampled_from(["auto", "bfloat16"]),
+    "quantization": st.sampled_from(["fp8", "awq"]),
+    "kv_cache_dtype": st.sampled_from(["auto", "fp8", "fp8_e5m2"]),
+}
+CHOICES = {"--dtype", "--quantization", "--kv-cache-dtype"}
+PROFILES = st.fixed_dictionaries({}, optional=FIELDS)
+NAMES = st.lists(st.sampled_from(["qwen", "qwen-chat", "default"]), min_size=1, max_size=3, unique=True)
+
+
+def launch(engine: str, *, nodes: int = 1, **fields: Any) -> Launch:
+    values: dict[str, Any] = {"replica": "m/1", "served_names": ("m",), "port": 20_000, "engine_key": KEY}
+    for name in ("rank", "gpus", "command", "served_names", "rendezvous", "address", "engine_key"):
+        if name in fields:
+            values[name] = fields.pop(name)
+    profile = parse_profile({"engine": engine, "model": "/models/m", "nodes": nodes, **fields})
+    return plan(LaunchSpec(profile=profile, nodes=nodes, **values))
+
+
+def checked(words: tuple[str, ...], program: str) -> dict[str, list[str]]:
+    """The options by name with their values; fails on a name that the list lacks, and on a wrong number of values."""
+    known: dict[str, Option] = {name: option for option in table(program).options for name in option.names}
+    found: dict[str, list[str]] = {}
+    rest = list(words)
+    while rest:
+        name = rest.pop(0)
+        assert name in known, f"{program} has no {name} in {words}"
+        values: list[str] = []
+        while rest and not rest[0].startswith("-"):
+            values.append(rest.pop(0))
+        least, most = {"": (0, 0), "1": (1, 1), "?": (0, 1), "*": (0, 99), "+": (1, 99)}[known[name].values]
+        assert least <= len(values) <= most, (name, values)
+        assert name not in found, f"{name} is given twice"
+        found[name] = values
+    return found
+
+
+def choices(program: str) -> dict[str, list[str]]:
+    path = ROOT / "tests" / "support" / "vllm_standin" / "options.json"
+    if program == "sglang":
+        path = Path(__file__).parent / "data" / "sglang_0.5.23_options.json"
+    rows = json.loads(path.read_text())["options"]
+    return {name: row["choices"] for row in rows for name in row["names"] if row.get("choices")}
+
+
+def over_nodes(profile: dict[str, Any], nodes: int) -> bool:
+    world = 1
+    for name in ("tensor_parallel", "pipeline_parallel", "data_parallel"):
+        world *= profile.get(name, 1)
+    return world % nodes == 0
+
+
+@given(PROFILES, NAMES, st.sampled_from([1, 2, 4]), st.data())
+def test_vllm(profile: dict[str, Any], names: list[str], nodes: int, data: st.DataObject) -> None:
+    nodes = nodes if over_nodes(profile, nodes) else 1
+    rank = data.draw(st.integers(0, nodes - 1))
+    made = launch("vllm", nodes=nodes, rank=rank, served_names=tuple(names), rendezvous=("10.0.0.1", 29_501), **profile)
+    assert made.argv[:3] == ("vllm", "serve", "/models/m")
+    found = checked(made.argv[3:], "vllm")
+    assert found["--served-model-name"] == names
+    assert ("--headless" in found) is (rank > 0)
+    assert ("--nnodes" in found) is (nodes > 1)
+    known = choices("vllm")
+    assert all(found[name][0] in known[name] for name in CHOICES & set(found) & set(known))
+    assert KEY not in " ".join(made.argv)
+
+
+@given(PROFILES, NAMES, st.sampled_from([1, 2, 4]), st.data())
+def test_sglang(profile: dict[str, Any], names: list[str], nodes: int, data: st.DataObject) -> None:
+    nodes = nodes if over_nodes(profile, nodes) else 1
+    rank = data.draw(st.integers(0, nodes - 1))
+    made = launch(
+        "sglang", nodes=nodes, rank=rank, served_names=tuple(names), rendezvous=("10.0.0.1", 25_000), **profile
+    )
+    at = made.argv.index("-m")
+    assert made.argv[at + 1] == "sglang.launch_server"
+    found = checked(made.argv[at + 2 :], "sglang")
+    assert found["--served-model-name"] == names[:1]
+    assert ("--dist-init-addr" in found) is (nodes > 1)
+    known = choices("sglang")
+    assert all(found[name][0] in known[name] for name in CHOICES & set(found) & set(known))
+    assert KEY not in " ".join(made.argv)
+
+
+LLAMA = {
+    "llama_server": (),
+    "xllamacpp_server": (sys.executable, "/agent/programs/xllamacpp_server.py"),
+    "llama_cpp_python": (sys.executable, "-m", "llama_cpp.server"),
+}
+
+
+@pytest.mark.parametrize("program", LLAMA)
+@given(PROFILES, NAMES)
+def test_llamacpp(program: str, profile: dict[str, Any], names: list[str]) -> None:
+    command = LLAMA[program]
+    made = launch("llamacpp", command=command, served_names=tuple(names), options={"parallel": 2}, **profile)
+    found = checked(made.argv[len(command) or 1 :], program)
+    assert found["--model"] == ["/models/m"]
+    if program != "llama_cpp_python" and "max_model_len" in profile:
+        assert found["--ctx-size"] == [str(2 * profile["max_model_len"])]  # its slots share it
+    assert KEY not in " ".join(made.argv)
+
+
+def test_both_nodes_of_a_replica_name_the_same_meeting() -> None:
+    for engine, address, flag in (
+        ("vllm", "--master-addr", "10.0.0.1"),
+        ("sglang", "--dist-init-addr", "10.0.0.1:29501"),
+    ):
+        ranks = [
+            launch(engine, nodes=2, rank=rank, tensor_parallel=4, rendezvous=("10.0.0.1", 29_501)).argv
+            for rank in (0, 1)
+        ]
+        for rank, argv in enumerate(ranks):
+            assert argv[argv.index(address) + 1] == flag
+            assert argv[argv.index("--nnodes") + 1] == "2"
+            assert argv[argv.index("--node-rank") + 1] == str(rank)
+        assert set(ranks[1]) - set(ranks[0]) <= {"--headless", "1"}
+
+
+def test_each_node_of_a_replica_tells_its_own_address() -> None:
+    for engine, variable in (("vllm", "VLLM_HOST_IP"), ("sglang", "SGLANG_HOST_IP")):
+        fields: dict[str, Any] = {"tensor_parallel": 2, "address": "10.0.0.2", "rank": 1, "rendezvous": ("10.0.0.1", 5)}
+        env = {v.name: v.value for v in launch(engine, nodes=2, **fields).env}
+        assert env[variable] == "10.0.0.2"
+        assert variable not in {v.name for v in launch(engine).env}
+
+
+def test_an_address_of_ipv6_is_bracketed_where_a_port_follows() -> None:
+    argv = launch("sglang", nodes=2, tensor_parallel=2, rendezvous=("fd00::1", 25_000)).argv
+    assert argv[argv.index("--dist-init-addr") + 1] == "[fd00::1]:25000"
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_nodes_that_do_not_know_where_to_meet_start_nothing(engine: str) -> None:
+    with pytest.raises(PlanError, match="no address and port to meet at"):
+        launch(engine, nodes=2, tensor_parallel=2)
+
+
+def test_sglang_experts_are_spread_over_all_ranks_and_its_cache_dtype_has_another_name() -> None:
+    argv = launch("sglang", tensor_parallel=4, expert_parallel=True, kv_cache_dtype="fp8").argv
+    assert argv[argv.index("--ep-size") + 1] == "4"
+    assert argv[argv.index("--kv-cache-dtype") + 1] == "fp8_e4m3"
+
+
+def test_sglang_serves_no_name_with_a_colon() -> None:
+    with pytest.raises(PlanError, match="must have no colon"):
+        launch("sglang", served_names=("qwen:7b",))
+
+
+def test_a_policys_own_command_gets_the_key_as_an_argument_that_is_not_shown() -> None:
+    made = launch("sglang", command=("sglang", "serve"))
+    assert made.argv[:2] == ("sglang", "serve")
+    assert made.argv[made.argv.index("--api-key") + 1] == KEY
+    assert KEY not in " ".join(made.shown_argv)
+    assert made.shown_argv[made.argv.index(KEY)] == "(secret)"
+    assert not launch("sglang", command=("sglang", "serve"), engine_key=None).secret_words
+    other = launch("sglang", command=("/opt/sglang/bin/python", "-m", "sglang.launch_server"))
+    assert other.argv[0] == "/opt/sglang/bin/python"
+    assert KEY not in " ".join(other.argv)
+
+
+def test_sglang_gets_its_key_inside_and_nobody_sees_it(tmp_path: Path) -> None:
+    """With a package in SGLang's place that tells what it was given, and starts a child as SGLang does."""
+    (tmp_path / "sglang").mkdir()
+    (tmp_path / "sglang" / "__init__.py").touch()
+    (tmp_path / "sglang" / "launch_server.py").write_text(
+        textwrap.dedent(
+            """
+            import json, multiprocessing, os, sys
+
+            if __name__ == "__main__":
+                child = multiprocessing.get_context("spawn").Process(target=print, args=("child",))
+                child.start()
+                child.join()
+                seen = open("/proc/self/cmdline").read()
+                env = "LLMGW_ENGINE_KEY" in os.environ
+                print(json.dumps({"argv": sys.argv[1:], "seen": seen, "child": child.exitcode, "env": env}))
+            """
+        )
+    )
+    made = launch("sglang", command=(sys.executable, "-m", "sglang.launch_server"), gpus=("GPU-1",))
+    program = ROOT / "agent_client" / "programs" / "sglang_key.py"
+    argv = [str(program) if word.endswith(program.name) else word for word in made.argv]
+    env = {v.name: v.value for v in made.env} | {"PYTHONPATH": str(tmp_path), "PATH": os.environ["PATH"]}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True, timeout=50)
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["argv"][-2:] == ["--api-key", KEY]
+    assert told["argv"][:2] == ["--model-path", "/models/m"]
+    assert KEY not in told["seen"]
+    assert (told["child"], told["env"]) == (0, False)
+
+
+def test_sglang_that_is_not_installed_is_told_in_one_line() -> None:
+    program = ROOT / "agent_client" / "programs" / "sglang_key.py"
+    argv = [sys.executable, str(program), "-m", "sglang.launch_server", "--port", "1"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 1
+    assert done.stderr.startswith("cannot start: the package sglang is not installed for ")
