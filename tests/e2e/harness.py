@@ -141,7 +141,7 @@ class House:
                 process.wait()
         for pid in self.engine_pids():
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                os.killpg(pid, signal.SIGKILL)  # an engine leads a group of its own; vLLM has workers in it
 
     def engine_pids(self, node: str | None = None) -> list[int]:
         """Engines that agents of this house started, found by their ledgers."""
