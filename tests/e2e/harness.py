@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -94,18 +95,21 @@ class House:
         self.start("bus", server_argv(self.folder / "bus.sock"))
         wait_for((self.folder / "bus.sock").exists, "the bus")
 
-    def control_plane(self) -> None:
+    def control_plane(self, *, wait: bool = True) -> None:
         from llmgw_site.up.web import daphne_argv
 
         self.start("web", daphne_argv("127.0.0.1", str(self.web_port)))
         celery = [sys.executable, "-m", "celery", "-A", "llmgw_site.celery"]
         self.start("worker", [*celery, "worker", "-P", "solo", "-l", "INFO"])
         self.start("beat", [*celery, "beat", "-s", str(self.folder / "beat"), "--pidfile="])
-        wait_for(lambda: self.get_text(self.web_port, "/healthz"), "the web process")
+        if wait:
+            self.wait_for_web()
 
     def router(self) -> None:
         self.start("router", [sys.executable, "manage.py", "router", "--listen", f"127.0.0.1:{self.router_port}"])
-        wait_for(lambda: self.get_text(self.router_port, "/healthz"), "the router")
+
+    def wait_for_web(self) -> None:
+        wait_for(lambda: self.get_text(self.web_port, "/healthz"), "the web process")
 
     def agent(
         self, node: str = "node-a", python: str = sys.executable, cwd: Path = ROOT, **env: str
@@ -114,12 +118,18 @@ class House:
         argv += ["--node-id", node, "--mgmt-addr", "127.0.0.1", "--state-dir", str(self.folder / node), "run"]
         return self.start(node, argv, cwd, **{"LLMGW_AGENT_JOIN_SECRET": SECRET, "PYTHONPATH": str(cwd), **env})
 
-    def up(self) -> None:
+    def up(self, migrated: Path | None = None) -> None:
+        """`migrated`: a SQLite file with all tables, to start from; else they are made."""
         self.bus()
-        self.manage("migrate", "-v0")
+        if migrated is None:
+            self.manage("migrate", "-v0")
+        else:
+            shutil.copy(migrated, self.folder / migrated.name)
         self.key = self.manage("router_key", "e2e", "--manage")
-        self.control_plane()
+        self.control_plane(wait=False)
         self.router()
+        self.wait_for_web()
+        wait_for(lambda: self.get_text(self.router_port, "/healthz"), "the router")
 
     def kill(self, *names: str) -> None:
         """kill -9, as an outage does."""

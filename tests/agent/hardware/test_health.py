@@ -7,6 +7,11 @@ from hypothesis import strategies as st
 from agent_client.hardware.health import PROBLEMS, Figures, judge, judge_use, placeable, settle
 
 
+def name_of(value: dict[str, object]) -> str:
+    """The same in every process: sets have no order."""
+    return str({key: sorted(each) if isinstance(each, frozenset) else each for key, each in value.items()})
+
+
 def codes(figures: Figures, **severities: str) -> dict[str, str]:
     return {each["code"]: each["severity"] for each in judge(figures, severities=severities)}
 
@@ -48,7 +53,7 @@ def codes(figures: Figures, **severities: str) -> dict[str, str]:
         ({"mig_current": "Enabled", "mig_pending": "Enabled"}, {}),
         ({}, {}),
     ],
-    ids=str,
+    ids=name_of,
 )
 def test_each_figure_at_its_limit(figures: dict[str, object], expected: dict[str, str]) -> None:
     assert codes(Figures(**figures)) == expected  # type: ignore[arg-type]
