@@ -11,7 +11,7 @@ import time
 from agent_client import __version__, preflight, probes
 from agent_client.config import AgentConfig
 from agent_client.engines import Readiness
-from agent_client.hardware import DiscoveryOptions, Inventory, discover
+from agent_client.hardware import Discovery, DiscoveryOptions, Inventory
 from agent_client.identity import INSTANCE_ID, Identity, boot_id, load_identity, machine_id, save_identity
 from agent_client.ledger import Ledger
 from agent_client.link import Link
@@ -69,6 +69,17 @@ class Agent:
                 running=_running,
             ),
             on_report=self._shard_changed,
+        )
+        self._discovery = Discovery(
+            DiscoveryOptions(
+                node_id=config.node_id,
+                fabrics=tuple((label.name, label.hcas) for label in config.fabrics),
+                expect_gpus=config.expect_gpus,
+                expect_hcas=config.expect_hcas,
+                owned_pids=self._supervisor.owned_pids,
+                severities=config.severities,
+                gpu_classes=config.gpu_classes,
+            )
         )
         self._link = Link(
             server=config.server,
@@ -223,15 +234,7 @@ class Agent:
                 self._look.set()
 
     async def _discover(self) -> None:
-        config = self._config
-        options = DiscoveryOptions(
-            node_id=config.node_id,
-            fabrics=tuple((label.name, label.hcas) for label in config.fabrics),
-            expect_gpus=config.expect_gpus,
-            expect_hcas=config.expect_hcas,
-            owned_pids=self._supervisor.owned_pids,
-        )
-        self._inventory = await asyncio.to_thread(discover, options)
+        self._inventory = await asyncio.to_thread(self._discovery.look)
         self._inventory_at = time.monotonic()
 
     def _preflight(self, profile: Profile, spec: ShardSpec) -> tuple[str, str, str] | None:

@@ -3,6 +3,7 @@
 import difflib
 import ipaddress
 import os
+import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ import yaml
 DEFAULT_SERVER = "ws://127.0.0.1:8000"
 DEFAULT_PORTS = range(20000, 21000)  # below Linux's ephemeral range, 32768 to 60999
 PREFIX = "LLMGW_AGENT_"
+SEVERITIES = ("unplaceable", "warning", "ignore")
 
 
 class ConfigError(ValueError):
@@ -54,6 +56,8 @@ class AgentConfig:
     labels: Mapping[str, str] = field(default_factory=dict)
     expect_gpus: int | None = None
     expect_hcas: int | None = None
+    gpu_classes: tuple[tuple[str, str], ...] = ()  # regular expression over a whole card name, its class
+    severities: Mapping[str, str] = field(default_factory=dict)  # problem code → unplaceable, warning or ignore
     policy: Policy = Policy()
     secrets: Mapping[str, Path] = field(default_factory=dict)
     log_bytes: int = 64 * 1024 * 1024
@@ -68,6 +72,8 @@ _KEYS = (
     "fabrics",
     "labels",
     "expect",
+    "gpu_classes",
+    "severities",
     "policy",
     "secrets",
     "log_bytes",
@@ -99,12 +105,42 @@ def load(*, flags: Mapping[str, Any], environ: Mapping[str, str], path: Path | N
         join_secret=_join_secret(pick("join_secret_file"), environ),
         fabrics=_fabrics(data.get("fabrics"), where),
         labels={str(k): str(v) for k, v in _mapping(data, "labels", where).items()},
-        expect_gpus=expect.get("gpus"),
-        expect_hcas=expect.get("hcas"),
+        expect_gpus=_count(expect, "gpus", where),
+        expect_hcas=_count(expect, "hcas", where),
+        gpu_classes=_gpu_classes(_mapping(data, "gpu_classes", where), where),
+        severities=_severities(_mapping(data, "severities", where), where),
         policy=_policy(_mapping(data, "policy", where), where),
         secrets={str(k): Path(str(v)) for k, v in _mapping(data, "secrets", where).items()},
         log_bytes=log_bytes,
     )
+
+
+def _count(expect: Mapping[str, Any], key: str, where: str) -> int | None:
+    value = expect.get(key)
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+        return value
+    raise ConfigError(f"cannot use {where}: expect.{key} = {value!r}; a number of cards such as 8 is needed")
+
+
+def _gpu_classes(given: Mapping[str, Any], where: str) -> tuple[tuple[str, str], ...]:
+    for pattern, gpu_class in given.items():
+        try:
+            re.compile(str(pattern))
+        except re.error as error:
+            raise ConfigError(
+                f"cannot use {where}: gpu_classes: {pattern!r} is no regular expression: {error}"
+            ) from None
+        if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{0,79}", str(gpu_class)):
+            good = "a word such as h100-sxm-80gb is needed"
+            raise ConfigError(f"cannot use {where}: gpu_classes: {gpu_class!r}; {good}")
+    return tuple((str(pattern), str(gpu_class)) for pattern, gpu_class in given.items())
+
+
+def _severities(given: Mapping[str, Any], where: str) -> dict[str, str]:
+    for code, severity in given.items():
+        if severity not in SEVERITIES:
+            raise ConfigError(f"cannot use {where}: severities.{code} = {severity!r}; one of {', '.join(SEVERITIES)}")
+    return {str(code): str(severity) for code, severity in given.items()}
 
 
 def _read_file(path: Path | None) -> dict[str, Any]:

@@ -69,7 +69,13 @@ _FAULTS = {
     "no_permission": "the driver does not let this user read the card",
     "not_answering": "the card does not answer the driver",
 }
-_HISTORY = ("ecc_volatile_uncorrectable", "ecc_aggregate_uncorrectable", "remapped_uncorrectable", "retired_pages")
+_HISTORY = (
+    "recovery_action",
+    "ecc_volatile_uncorrectable",
+    "ecc_aggregate_uncorrectable",
+    "remapped_uncorrectable",
+    "retired_pages",
+)
 
 
 def build(seen: Seen, host: HostMemory | None = None) -> Gpu:

@@ -62,6 +62,9 @@ PROBLEMS: Mapping[str, Rule] = {
     "memory_held": Rule(
         severity=WARNING, source="llmgw: inventory", hint="look for a dead engine's leftovers: fuser -v /dev/nvidia*"
     ),
+    "detection_broken": Rule(
+        severity=UNPLACEABLE, source="llmgw: inventory", hint="run nvidia-smi on the node; reload the driver or reboot"
+    ),
     "missing_card": Rule(
         severity=WARNING, source="nvidia-smi: attached_gpus, or the owner's `expect`", hint="look for Xid 79 in dmesg"
     ),

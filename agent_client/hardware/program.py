@@ -28,8 +28,8 @@ class Output:
 
     @property
     def text(self) -> str:
-        """Both streams: tools complain on either."""
-        return self.output + self.errors
+        """Both streams: tools complain on either. A report that was cut off is none."""
+        return self.errors if self.code is None else self.output + self.errors
 
     @property
     def complaint(self) -> str:
@@ -38,13 +38,15 @@ class Output:
         return lines[-1][:300] if lines else f"exit code {self.code}"
 
 
-def run(argv: Sequence[str], *, deadline_seconds: float = DEADLINE_SECONDS) -> Output:
-    """In its own session, killed with all its children at the deadline. While an earlier run can't be killed: none."""
-    stuck = _abandoned.get(argv[0])
+def run(argv: Sequence[str], *, deadline_seconds: float = DEADLINE_SECONDS, name: str | None = None) -> Output:
+    """In its own session, killed with all its children at the deadline. While an earlier run of the same `name` (else
+    program) can't be killed, none is started. Too late, `output` has what was said until then."""
+    name = name or argv[0]
+    stuck = _abandoned.get(name)
     if stuck is not None:
         if stuck.poll() is None:
             return Output(code=None, errors=f"an earlier run (pid {stuck.pid}) still hangs and can't be killed")
-        del _abandoned[argv[0]]
+        del _abandoned[name]
     try:
         child = subprocess.Popen(
             argv,
@@ -64,9 +66,9 @@ def run(argv: Sequence[str], *, deadline_seconds: float = DEADLINE_SECONDS) -> O
             if stream is not None:
                 stream.close()
     if not in_time or child.poll() is None:
-        _end(argv[0], child)
+        _end(name, child)
     if not in_time:
-        return Output(code=None, errors=f"it did not answer within {deadline_seconds:g} s")
+        return Output(code=None, output=_text(output), errors=f"it did not answer within {deadline_seconds:g} s")
     if len(output) + len(errors) > LARGEST_BYTES:
         return Output(code=None, errors=f"it printed more than {LARGEST_BYTES >> 20} MiB")
     return Output(code=child.returncode, output=_text(output), errors=_text(errors))

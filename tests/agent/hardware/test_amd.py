@@ -257,7 +257,7 @@ def test_tool_that_finds_no_card_is_no_failure(tmp_path: Path, monkeypatch: pyte
 
 
 def test_hanging_tool_is_not_followed_by_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent_client.hardware.program.run.__kwdefaults__", {"deadline_seconds": 0.2})
+    monkeypatch.setattr("agent_client.hardware.program.run.__kwdefaults__", {"deadline_seconds": 0.2, "name": None})
     newer = program(tmp_path, "amd-smi", "sleep 60")
     older = program(tmp_path, "rocm-smi", f'touch "{tmp_path}/asked"')
     found = amd.read(newer, older, drm_root=tmp_path / "drm")

@@ -21,6 +21,7 @@ def test_csv_with_all_fields() -> None:
         True,
     )
     assert gpu["health"] == {
+        "recovery_action": "None",
         "ecc_volatile_uncorrectable": 0,
         "ecc_aggregate_uncorrectable": 4,
         "remapped_uncorrectable": 0,

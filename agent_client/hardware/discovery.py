@@ -1,0 +1,131 @@
+"""Looks at the machine, again and again: every source in its order, and what one look must remember for the next."""
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from agent_client.hardware import amd, infiniband, inventory, nvidia_smi, nvml, steady, xid
+from agent_client.hardware.cards import Found, Gpu
+from agent_client.hardware.finish import finish
+from agent_client.hardware.inventory import Inventory
+from agent_client.hardware.labels import Fabrics
+from agent_client.hardware.problems import NO_CHANGES, placeable, problem
+from agent_client.hardware.problems import settle as judged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiscoveryOptions:
+    node_id: str
+    use_gpu: bool = True
+    use_nvml: bool = True
+    nvidia_smi: str | None = None
+    ib_root: Path = Path("/sys/class/infiniband")
+    fabrics: Fabrics = ()
+    expect_gpus: int | None = None
+    expect_hcas: int | None = None
+    owned_pids: Callable[[], Collection[int]] = tuple  # of our engines
+    severities: Mapping[str, str] = field(default_factory=dict)  # problem code → unplaceable, warning or ignore
+    gpu_classes: tuple[tuple[str, str], ...] = ()  # regular expression over the whole card name, class
+    kernel_log: Path = xid.KMSG
+
+
+class Discovery:
+    """One machine's eyes. Not for two threads at once."""
+
+    def __init__(self, options: DiscoveryOptions) -> None:
+        self._options = options
+        self._nvml = nvml.Nvml()
+        self._steady: steady.Memory | None = None
+        self._last: tuple[Gpu, ...] = ()  # of the last look that saw cards
+        self._seen_at = 0.0
+
+    def look(self) -> Inventory:
+        """Read everything once; blocks for at most some seconds. Never raises for sick hardware: it says so instead."""
+        options = self._options
+        found = self._gpus() if options.use_gpu else Found(source="none")
+        adapters = infiniband.read(options.ib_root, options.fabrics)
+        return Inventory(
+            data={
+                "version": inventory.VERSION,
+                "node_id": options.node_id,
+                "source": found.source,
+                "driver": found.driver,
+                "cuda": found.cuda,
+                "error": found.error,
+                "warnings": inventory.warnings(
+                    found,
+                    adapters,
+                    options.fabrics,
+                    expect_gpus=options.expect_gpus,
+                    expect_hcas=options.expect_hcas,
+                    asked_for_gpus=options.use_gpu,
+                ),
+                "problems": found.problems,
+                "gpus": found.gpus,
+                "domains": found.domains,
+                "adapters": adapters,
+            }
+        )
+
+    def _gpus(self) -> Found:
+        options = self._options
+        before = options.owned_pids()
+        found = finish(
+            self._read(),
+            owned_pids={*before, *options.owned_pids()},  # one may start or end while the cards are read
+            severities=options.severities,
+            overrides=options.gpu_classes,
+        )
+        found = self._broken(found)
+        found = replace(found, gpus=with_xids(found.gpus, options.kernel_log, options.severities))
+        self._steady, gpus = steady.settle(self._steady, found.gpus)
+        return replace(found, gpus=gpus)
+
+    def _broken(self, found: Found) -> Found:
+        """All cards gone at once: detection is broken, not the machine emptied. What was known stays, unplaceable."""
+        if found.gpus:
+            self._last, self._seen_at = tuple(found.gpus), time.monotonic()
+            return found
+        if not self._last:
+            return found
+        ago = time.monotonic() - self._seen_at
+        text = f"detection is broken: {len(self._last)} GPUs were there {ago:.0f} s ago and none is seen now"
+        told = judged([problem("detection_broken", text)], self._options.severities)
+        gpus = [{**gpu, "problems": [*gpu["problems"], *told], "placeable": placeable(told)} for gpu in self._last]
+        return replace(found, source="unavailable", error=found.error or f"cannot see the GPUs: {text}", gpus=gpus)
+
+    def _read(self) -> Found:
+        """The first source that answers. A program named by hand is asked alone."""
+        smi = self._options.nvidia_smi
+        if not self._options.use_nvml or smi is not None:
+            other = nvidia_smi.read(smi)
+        else:
+            found = self._nvml.read()
+            if found.source == "nvml":
+                return found
+            other = nvidia_smi.read(None)
+            if other.source == "none" and found.error:
+                return found  # a driver that fails without its tool: say so
+        return other if other.source != "none" else amd.read()
+
+
+def discover(options: DiscoveryOptions) -> Inventory:
+    """A single look."""
+    return Discovery(options).look()
+
+
+def with_xids(gpus: list[Gpu], kernel_log: Path, severities: Mapping[str, str] = NO_CHANGES) -> list[Gpu]:
+    if not gpus:
+        return gpus
+    told = xid.attach(gpus, xid.parse(xid.read(kernel_log)))
+    out = []
+    for gpu in gpus:
+        found = told.get(gpu["bus"] or "")
+        if found is None or gpu["mig"] is not None:
+            out.append(gpu)
+            continue
+        more = judged([found], severities)
+        problems = judged([*gpu["problems"], *more])
+        out.append({**gpu, "problems": problems, "placeable": gpu["placeable"] and placeable(more)})
+    return out
