@@ -12,10 +12,11 @@ from typing import Any
 
 import yaml
 
-from agent_client import __version__, preflight
+from agent_client import __version__, fit, preflight
 from agent_client.app import Agent
 from agent_client.config import AgentConfig, ConfigError, load
 from agent_client.engines import Launch, LaunchSpec, PlanError, plan
+from agent_client.hardware import DiscoveryOptions, discover
 from agent_client.hardware import cli as hardware_cli
 from agent_client.identity import StateDirBusy, forget_identity, load_identity, lock_state_dir
 from agent_client.ledger import Ledger
@@ -85,8 +86,7 @@ async def _agent(config: AgentConfig, *, stop_engines: bool) -> None:
 
 
 def _inventory(args: argparse.Namespace, config: AgentConfig) -> int:
-    args.node_id = config.node_id
-    return hardware_cli.run_inventory(args, tuple((label.name, label.hcas) for label in config.fabrics))
+    return hardware_cli.run_inventory(args, hardware_cli.options_of(args, **config.of_hardware()))
 
 
 def _join(args: argparse.Namespace, config: AgentConfig) -> int:
@@ -116,7 +116,9 @@ def _validate(args: argparse.Namespace, config: AgentConfig) -> int:
         data = yaml.safe_load(Path(args.profile).read_text(encoding="utf-8"))
         profile = parse_profile(data.get("profile", data) if isinstance(data, dict) else data)
         ranks = [_shown(_launch(config, profile, rank)) for rank in range(profile.nodes)]
-        out |= {"ok": True, **ranks[0]} | ({"ranks": ranks} if len(ranks) > 1 else {})
+        against = fit.problems(config, profile, data.get("profile", data), discover(_options(config)).to_json())
+        out["problems"] = [_problem(problem) for problem in against]
+        out |= {"ok": not against, **ranks[0]} | ({"ranks": ranks} if len(ranks) > 1 else {})
     except (ProfileError, PlanError) as error:
         out["problems"] = [_problem(problem) for problem in error.problems]
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
@@ -128,13 +130,19 @@ def _validate(args: argparse.Namespace, config: AgentConfig) -> int:
             print(problem["text"] + (f"; {problem['hint']}" if problem["hint"] else ""), file=sys.stderr)
         if out["ok"]:
             print("ok")
-        for rank, shown in enumerate(out.get("ranks", [out]) if out["ok"] and args.show_command else []):
+        for rank, shown in enumerate(out.get("ranks", [out]) if out["argv"] and args.show_command else []):
             if "ranks" in out:
                 print(f"# rank {rank} of {profile.nodes}")
             for name, value in shown["env"].items():
                 print(f"{name}={value}   # {shown['origins'][name]}")
             print(shlex.join(shown["argv"]))
     return 0 if out["ok"] else 1
+
+
+def _options(config: AgentConfig) -> DiscoveryOptions:
+    ledger = Ledger(config.state_dir / "ledger.json")
+    pids = tuple(entry.pid for entry in ledger.entries.values() if entry.pid)
+    return DiscoveryOptions(**config.of_hardware(), owned_pids=lambda: pids)
 
 
 def _launch(config: AgentConfig, profile: Profile, rank: int) -> Launch:

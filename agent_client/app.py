@@ -70,17 +70,7 @@ class Agent:
             ),
             on_report=self._shard_changed,
         )
-        self._discovery = Discovery(
-            DiscoveryOptions(
-                node_id=config.node_id,
-                fabrics=tuple((label.name, label.hcas) for label in config.fabrics),
-                expect_gpus=config.expect_gpus,
-                expect_hcas=config.expect_hcas,
-                owned_pids=self._supervisor.owned_pids,
-                severities=config.severities,
-                gpu_classes=config.gpu_classes,
-            )
-        )
+        self._discovery = Discovery(DiscoveryOptions(**config.of_hardware(), owned_pids=self._supervisor.owned_pids))
         self._link = Link(
             server=config.server,
             join_secret=config.join_secret,

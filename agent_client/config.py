@@ -62,6 +62,17 @@ class AgentConfig:
     secrets: Mapping[str, Path] = field(default_factory=dict)
     log_bytes: int = 64 * 1024 * 1024
 
+    def of_hardware(self) -> dict[str, Any]:
+        """What discovery is told about the machine, by the names that it uses."""
+        return {
+            "node_id": self.node_id,
+            "fabrics": tuple((label.name, label.hcas) for label in self.fabrics),
+            "expect_gpus": self.expect_gpus,
+            "expect_hcas": self.expect_hcas,
+            "severities": self.severities,
+            "gpu_classes": self.gpu_classes,
+        }
+
 
 _KEYS = (
     "server",

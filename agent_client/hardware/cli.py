@@ -2,75 +2,134 @@
 
 import argparse
 import json
-import socket
+import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
-from agent_client.hardware import DiscoveryOptions, discover
+from agent_client.hardware.discovery import Discovery, DiscoveryOptions
+
+_BAD, _ODD, _PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[0m"
+_CLEAR = "\x1b[H\x1b[2J"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print the inventory as JSON")
+    parser.add_argument("--json", action="store_true", help="print the inventory as JSON, version 1")
     parser.add_argument("--no-gpu", action="store_true", help="do not look for GPUs")
-    parser.add_argument("--nvidia-smi", metavar="PATH", help="the nvidia-smi program to ask")
-    parser.add_argument("--ib-root", metavar="DIR", default="/sys/class/infiniband")
+    parser.add_argument("--no-nvml", action="store_true", help="ask nvidia-smi instead of the driver's library")
+    parser.add_argument("--nvidia-smi", metavar="PATH", help="the nvidia-smi program to ask, and it alone")
+    parser.add_argument("--ib-root", metavar="DIR", default="/sys/class/infiniband", help="where adapters are listed")
+    parser.add_argument("--watch", metavar="SECONDS", nargs="?", const=5.0, type=_seconds, help="look again and again")
 
 
-def run_inventory(args: argparse.Namespace, fabrics: tuple[tuple[str, tuple[str, ...]], ...] = ()) -> int:
-    options = DiscoveryOptions(
-        node_id=args.node_id or socket.gethostname(),
+def options_of(args: argparse.Namespace, **node: Any) -> DiscoveryOptions:
+    """`node`: what agent.yaml says of the machine."""
+    return DiscoveryOptions(
         use_gpu=not args.no_gpu,
+        use_nvml=not args.no_nvml,
         nvidia_smi=args.nvidia_smi,
         ib_root=Path(args.ib_root),
-        fabrics=fabrics,
+        **node,
     )
-    data = discover(options).to_json()
-    if data["error"]:
-        sys.stderr.write(f"{data['error']}\n")
-    sys.stdout.write(json.dumps(data, indent=2) + "\n" if args.json else render(data))
-    return 0
 
 
-def render(data: dict[str, Any]) -> str:
+def run_inventory(args: argparse.Namespace, options: DiscoveryOptions) -> int:
+    """Always 0: what is sick is said, and the rest is shown."""
+    discovery = Discovery(options)
+    colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    while True:
+        data = discovery.look().to_json()
+        if data["error"]:
+            sys.stderr.write(f"{data['error']}\n")
+        if args.json:  # one line a look when it goes on, so that programs can read it
+            sys.stdout.write(json.dumps(data, indent=None if args.watch else 2) + "\n")
+        else:
+            sys.stdout.write((_CLEAR if args.watch and colour else "") + render(data, colour=colour))
+        sys.stdout.flush()
+        if args.watch is None:
+            return 0
+        try:
+            time.sleep(args.watch)
+        except KeyboardInterrupt:
+            return 0
+
+
+def render(data: dict[str, Any], *, colour: bool = False) -> str:
     gpus = [
         [
-            g["index"],
-            g["class"],
-            g["name"],
-            _memory(g["memory_total_mib"]),
-            g["compute_capability"],
-            _health(g),
-            g["domain"],
+            gpu["index"],
+            gpu["class"],
+            gpu["name"],
+            _memory(gpu),
+            gpu["compute_capability"],
+            _health(gpu),
+            gpu["domain"],
         ]
-        for g in data["gpus"]
+        for gpu in data["gpus"]
     ]
     ports = [
-        [a["hca"], p["port"], p["state"], p["rate_gbps"], p["link_layer"], p["gid_prefix"], a["numa"], p["fabric"]]
-        for a in data["adapters"]
-        for p in a["ports"]
+        [
+            adapter["hca"],
+            port["port"],
+            port["state"],
+            _rate(port),
+            port["link_layer"],
+            port["gid_prefix"],
+            adapter["numa"],
+            port["fabric"],
+        ]
+        for adapter in data["adapters"]
+        for port in adapter["ports"]
     ]
     classes = sorted({gpu["class"] for gpu in data["gpus"] if gpu["class"]})
-    out = [f"node {data['node_id']}   GPU source: {data['source']}   driver: {data['driver'] or '-'}", ""]
-    out += _table(["IDX", "CLASS", "NAME", "MEM", "CC", "HEALTH", "DOMAIN"], gpus, "no GPUs")
+    driver = (data["driver"] or "-") + (f", CUDA {data['cuda']}" if data["cuda"] else "")
+    out = [f"node {data['node_id']}   GPU source: {data['source']}   driver: {driver}", ""]
+    marks = [_colour(gpu) if colour else "" for gpu in data["gpus"]]
+    out += _table(["IDX", "CLASS", "NAME", "MEM", "CC", "HEALTH", "DOMAIN"], gpus, "no GPUs", marks)
     out += ["", f"classes: {', '.join(classes) or '-'}", ""]
-    out += _table(["HCA", "PORT", "STATE", "RATE", "LINK", "GID-PREFIX", "NUMA", "FABRIC"], ports, "no adapters")
+    out += _table(["HCA", "PORT", "STATE", "RATE", "LINK", "GID-PREFIX", "NUMA", "FABRIC"], ports, "no adapters", [])
     out += ["", *(f"warning: {text}" for text in data["warnings"])]
     return "\n".join(out).rstrip() + "\n"
 
 
-def _table(head: list[str], rows: list[list[Any]], empty: str) -> list[str]:
+def _table(head: list[str], rows: list[list[Any]], empty: str, marks: list[str]) -> list[str]:
     if not rows:
         return [empty]
     cells = [head, *[["-" if cell is None else str(cell) for cell in row] for row in rows]]
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    shown = [f"{mark}{line}{_PLAIN}" if mark else line for mark, line in zip(marks, lines[1:], strict=False)]
+    return [lines[0], *(shown or lines[1:])]
 
 
-def _memory(mib: int | None) -> str | None:
-    return None if mib is None else f"{mib} MiB"
+def _memory(gpu: dict[str, Any]) -> str | None:
+    total, used = gpu["memory_total_mib"], gpu["memory_used_mib"]
+    if total is None:
+        return None
+    shared = " shared" if gpu["shared_memory"] else ""
+    return f"{total} MiB{shared}" + (f", {used} used" if used else "")
+
+
+def _rate(port: dict[str, Any]) -> str | None:
+    if port["rate_gbps"] is None:
+        return None
+    return f"{port['rate_gbps']:g} Gb/s" + (f" ({port['rate_name']})" if port["rate_name"] else "")
 
 
 def _health(gpu: dict[str, Any]) -> str:
     codes = ", ".join(problem["code"] for problem in gpu["problems"])
     return codes or ("split (MIG)" if gpu.get("mig_mode") == "enabled" else "ok")
+
+
+def _colour(gpu: dict[str, Any]) -> str:
+    if any(problem["severity"] == "unplaceable" for problem in gpu["problems"]):
+        return _BAD
+    return _ODD if gpu["problems"] else ""
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0.1 <= value <= 86_400:
+        raise argparse.ArgumentTypeError("between 0.1 and 86400 seconds are needed")
+    return value

@@ -4,8 +4,9 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from agent_client.hardware import amd, infiniband, inventory, nvidia_smi, nvml, steady, xid
+from agent_client.hardware import amd, infiniband, inventory, link_counters, nvidia_smi, nvml, steady, xid
 from agent_client.hardware.cards import Found, Gpu
 from agent_client.hardware.finish import finish
 from agent_client.hardware.inventory import Inventory
@@ -30,6 +31,21 @@ class DiscoveryOptions:
     kernel_log: Path = xid.KMSG
 
 
+#: Counters of a port that should not grow [InfiniBand's, then RoCE's].
+ERRORS = (
+    "symbol_error",
+    "link_downed",
+    "link_error_recovery",
+    "port_rcv_errors",
+    "local_link_integrity_errors",
+    "port_xmit_discards",
+    "out_of_sequence",
+    "packet_seq_err",
+    "local_ack_timeout_err",
+    "roce_adp_retrans",
+)
+
+
 class Discovery:
     """One machine's eyes. Not for two threads at once."""
 
@@ -39,12 +55,14 @@ class Discovery:
         self._steady: steady.Memory | None = None
         self._last: tuple[Gpu, ...] = ()  # of the last look that saw cards
         self._seen_at = 0.0
+        self._counters: dict[tuple[str, int], tuple[float, dict[str, int]]] = {}
 
     def look(self) -> Inventory:
         """Read everything once; blocks for at most some seconds. Never raises for sick hardware: it says so instead."""
         options = self._options
         found = self._gpus() if options.use_gpu else Found(source="none")
         adapters = infiniband.read(options.ib_root, options.fabrics)
+        self._count(adapters)
         return Inventory(
             data={
                 "version": inventory.VERSION,
@@ -81,6 +99,21 @@ class Discovery:
         found = replace(found, gpus=with_xids(found.gpus, options.kernel_log, options.severities))
         self._steady, gpus = steady.settle(self._steady, found.gpus)
         return replace(found, gpus=gpus)
+
+    def _count(self, adapters: list[dict[str, Any]]) -> None:
+        """Each port's errors since the last look, by the hour: a counter alone is history."""
+        before, self._counters = self._counters, {}
+        for adapter in adapters:
+            for port in adapter["ports"]:
+                key = (adapter["hca"], port["port"])
+                now = time.monotonic()
+                values = link_counters.read(self._options.ib_root / key[0] / "ports" / str(key[1]))
+                self._counters[key] = (now, values)
+                at, earlier = before.get(key, (now, {}))
+                grown = link_counters.growth(earlier, values, now - at)
+                port["errors_per_hour"] = {
+                    name: round(grown[name].per_second * 3600, 1) for name in ERRORS if name in grown
+                } or None
 
     def _broken(self, found: Found) -> Found:
         """All cards gone at once: detection is broken, not the machine emptied. What was known stays, unplaceable."""

@@ -30,8 +30,12 @@ class Inventory:
             foreign = sorted(str(each.get("pid")) for each in gpu.get("processes", []) if each.get("foreign"))
             lasting = {key: value for key, value in gpu.items() if key not in _VOLATILE}
             gpus.append({**lasting, "problems": problems, "foreign": foreign})
-        lasting = {key: value for key, value in self.data.items() if key not in ("warnings", "read_at")}
-        text = json.dumps({**lasting, "gpus": gpus}, sort_keys=True, default=str)
+        adapters = [
+            {**adapter, "ports": [{**port, "errors_per_hour": None} for port in adapter["ports"]]}
+            for adapter in self.data.get("adapters", [])
+        ]
+        lasting = {key: value for key, value in self.data.items() if key != "warnings"}
+        text = json.dumps({**lasting, "gpus": gpus, "adapters": adapters}, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()
 
 

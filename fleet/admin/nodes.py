@@ -30,7 +30,11 @@ def health(gpu: Gpu) -> str:
 
 
 def foreign(gpu: Gpu) -> str:
-    names = [f"{p.get('name') or 'a process'} (pid {p.get('pid')})" for p in gpu.processes if isinstance(p, dict)]
+    names = [
+        f"{p.get('name') or 'a process'} (pid {p.get('pid')})"
+        for p in gpu.processes
+        if isinstance(p, dict) and p.get("foreign", True)
+    ]
     return "not ours: " + ", ".join(names[:3]) if names else ""
 
 

@@ -25,15 +25,21 @@ def _entries(inventory: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
 
 def _store_gpus(node: Node, reported: list[Mapping[str, Any]]) -> None:
     known = {gpu.uuid: gpu for gpu in Gpu.objects.filter(node=node)}
+    by_bus = {gpu.bus: gpu.uuid for gpu in known.values() if gpu.bus and gpu.present and not gpu.mig}
     seen: set[str] = set()
-    for entry in reported:
+    for entry in sorted(reported, key=lambda each: not each.get("uuid")):
         # A card that can't be read may have no UUID; its place on the bus still names it.
-        uuid = str(entry.get("uuid") or entry.get("bus") or f"index-{entry.get('index')}")[:100]
+        bus = str(entry.get("bus") or "")
+        uuid = str(entry.get("uuid") or by_bus.get(bus) or bus or f"index-{entry.get('index')}")[:100]
         if uuid in seen:
             continue
         seen.add(uuid)
         values = _gpu_values(entry)
         gpu = known.get(uuid)
+        if gpu is not None and entry.get("uuid") is None:
+            kept = ("name", "gpu_class", "memory_total_mib", "compute_capability", "index")
+            values |= {name: getattr(gpu, name) for name in kept if values[name] in ("", None)}
+        _tell_problems(node, gpu, values)
         if gpu is None:
             Gpu.objects.create(node=node, uuid=uuid, **values)
         elif changed := {name: value for name, value in values.items() if getattr(gpu, name) != value}:
@@ -48,6 +54,24 @@ def _store_gpus(node: Node, reported: list[Mapping[str, Any]]) -> None:
                 node_id=node.pk,
                 data={"uuid": uuid},
             )
+
+
+def _tell_problems(node: Node, gpu: Gpu | None, values: Mapping[str, Any]) -> None:
+    """One event for each problem that came or went."""
+    before = _by_code(gpu.problems if gpu and gpu.present else [])
+    after = _by_code(values["problems"])
+    name = f"{node.name} GPU {values['index']} ({values['gpu_class'] or values['name']})"
+    for code in after.keys() - before.keys():
+        worst = after[code].get("severity") == "unplaceable"
+        severity = Severity.ERROR if worst else Severity.WARNING
+        text = f"{name}: {after[code].get('text') or code}" + ("; nothing is placed on it" if worst else "")
+        record("gpu_problem", text[:1000], severity=severity, node_id=node.pk, data={"code": code})
+    for code in before.keys() - after.keys():
+        record("gpu_problem_gone", f"{name}: no longer {code}", node_id=node.pk, data={"code": code})
+
+
+def _by_code(problems: Any) -> dict[str, Mapping[str, Any]]:
+    return {str(each.get("code")): each for each in problems if isinstance(each, Mapping)}
 
 
 def _gpu_values(entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -268,3 +268,40 @@ def test_a_leaving_model_that_is_wished_again_stays() -> None:
     tick()
     assert not CatalogModel.objects.get().leaving
     assert Replica.objects.get().number == 2
+
+
+def report_cards(admission: nodes.Admission, cards: list[dict[str, Any]], fingerprint: str) -> None:
+    message = Report(shards=(), inventory={"gpus": cards}, inventory_fingerprint=fingerprint)
+    of_whom = {"node_id": admission.node_id, "session_id": admission.session_id}
+    reports.apply_whole_report(**of_whom, report=message, now=timezone.now())
+
+
+def test_a_lost_card_keeps_its_name_and_the_event_names_it() -> None:
+    admission = ready_node(cards=2)
+    cards = [gpu(0, bus="0000:18:00.0"), gpu(1, bus="0000:29:00.0")]
+    report_cards(admission, cards, "a")
+    lost = [{"code": "lost", "severity": "unplaceable", "text": "the driver has lost the card", "hint": ""}]
+    silent = {**cards[1], "uuid": None, "name": None, "class": None, "placeable": False, "problems": lost}
+    report_cards(admission, [cards[0], silent], "b")
+    row = Gpu.objects.get(uuid="GPU-1")
+    assert (row.present, row.placeable, row.gpu_class) == (True, False, "h100-sxm-80gb")
+    assert Gpu.objects.get(uuid="GPU-0").placeable
+    (event,) = Event.objects.filter(kind="gpu_problem")
+    assert event.text.startswith("gpu-01 GPU 1 (h100-sxm-80gb): the driver has lost the card")
+    report_cards(admission, cards, "c")
+    assert Gpu.objects.get(uuid="GPU-1").placeable
+    assert Event.objects.filter(kind="gpu_problem_gone", text__contains="GPU 1").exists()
+    assert Gpu.objects.count() == 2
+
+
+def test_a_desktop_is_in_nobody_s_way_and_a_stranger_is() -> None:
+    admission = ready_node(cards=2)
+    desktop = {"pid": 9, "name": "Xorg", "memory_mib": 4, "foreign": False}
+    stranger = {"pid": 10, "name": "python", "memory_mib": 900, "foreign": True}
+    report_cards(admission, [gpu(0, processes=[desktop]), gpu(1, processes=[stranger])], "a")
+    model(gpu_class="h100-sxm-80gb", replicas=2)
+    tick()
+    tick()
+    assert GpuClaim.objects.get().gpu.uuid == "GPU-0"
+    stuck = Replica.objects.get(number=2)
+    assert "GPU 1 is used by python (pid 10)" in stuck.explanation["text"]

@@ -1,0 +1,81 @@
+"""Could this node run a profile, and why not: what `validate` adds to the profile's own rules."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agent_client import preflight
+from agent_client.config import AgentConfig
+from agent_client.profile import NvlinkRule, Problem, Profile
+from agent_client.protocol.messages import ShardSpec
+
+Gpu = Mapping[str, Any]
+
+
+def problems(
+    config: AgentConfig, profile: Profile, data: Mapping[str, Any], inventory: Mapping[str, Any]
+) -> list[Problem]:
+    """`data`: the profile as it is written. What stands against it on this node alone, cards first."""
+    cards, against = choose(profile, inventory)
+    spec = ShardSpec(replica="it", served_names=("model",), profile=data, gpus=tuple(str(gpu["uuid"]) for gpu in cards))
+    out = [against] if against else []
+    refused = preflight.check(config, profile, spec, inventory, ())
+    if refused is not None:
+        out.append(Problem(code=refused.code.value, field="node", text=refused.detail, hint=refused.hint))
+    return out
+
+
+def choose(profile: Profile, inventory: Mapping[str, Any]) -> tuple[Sequence[Gpu], Problem | None]:
+    """Cards for one rank, as placement would take them: free, of one class, of one NVLink domain where it must be."""
+    need = profile.gpus_per_node
+    if need == 0:
+        return (), None
+    units = [gpu for gpu in inventory.get("gpus", ()) if gpu.get("class") and gpu.get("mig_mode") != "enabled"]
+    present = sorted({str(gpu["class"]) for gpu in units})
+    wanted = profile.gpu_class or tuple(present)
+    if not present:
+        return (), _problem("no_gpus", "this node has no GPUs", "use a node that has, or set gpus: 0")
+    if not set(wanted) & set(present):
+        text = f"this node has {', '.join(present)}, {' or '.join(wanted)} is needed"
+        return (), _problem("no_class", text, "name a class that this node has")
+    best: tuple[int, str, str] = (-1, "", "")
+    for gpu_class in wanted:
+        of_class = [gpu for gpu in units if gpu["class"] == gpu_class]
+        free = [gpu for gpu in of_class if _against(gpu, profile) is None]
+        for group in _groups(free, profile):
+            if len(group) >= need:
+                return group[:need], None
+        reasons = [(gpu["index"], _against(gpu, profile)) for gpu in of_class]
+        why = [f"GPU {index} {reason}" for index, reason in reasons if reason]
+        largest = max((len(group) for group in _groups(free, profile)), default=0)
+        where = " in one NVLink domain" if largest < len(free) else ""
+        text = f"{largest} free {gpu_class}{where}, {need} needed" + (f" ({'; '.join(why[:4])})" if why else "")
+        best = max(best, (largest, "too_few_free", f"this node has {text}"))
+    return (), _problem(best[1], best[2], "free cards, or lower tensor_parallel")
+
+
+def _groups(free: Sequence[Gpu], profile: Profile) -> list[list[Gpu]]:
+    if profile.gpus_per_node == 1 or profile.nvlink is NvlinkRule.OFF:
+        return [list(free)]
+    groups: dict[str, list[Gpu]] = {}
+    unknown = [gpu for gpu in free if gpu.get("domain") is None]
+    for gpu in free:
+        groups.setdefault(str(gpu.get("domain") or f"alone {gpu['uuid']}"), []).append(gpu)
+    out = sorted(groups.values(), key=len)
+    return [*out, unknown] if profile.nvlink is NvlinkRule.PREFER and profile.gpus_per_node == 2 else out
+
+
+def _against(gpu: Gpu, profile: Profile) -> str | None:
+    if not gpu.get("placeable"):
+        return next((str(problem["text"]) for problem in gpu.get("problems", ())), "is not placeable")
+    foreign = next((each for each in gpu.get("processes", ()) if each.get("foreign")), None)
+    if foreign is not None:
+        return f"is used by {foreign.get('name') or 'a process'} (pid {foreign.get('pid')})"
+    total, used = gpu.get("memory_total_mib"), gpu.get("memory_used_mib")
+    need = profile.memory_mib_per_gpu
+    if need is not None and total is not None and total - (used or 0) < need:
+        return f"has {total - (used or 0)} MiB free, {need} MiB needed"
+    return None
+
+
+def _problem(code: str, text: str, hint: str) -> Problem:
+    return Problem(code=code, field="node", text=f"cannot run here: {text}", hint=hint)
