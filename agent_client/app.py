@@ -41,8 +41,6 @@ from agent_client.supervisor import NodeTools, OrderRefused, Supervisor
 
 log = logging.getLogger(__name__)
 
-DISCOVERY_SECONDS = 30.0
-
 
 class Agent:
     def __init__(self, config: AgentConfig) -> None:
@@ -57,6 +55,7 @@ class Agent:
         self._report_seconds = 180.0
         self._applying = asyncio.Lock()
         self._look = asyncio.Event()
+        self._registered_anew = asyncio.Event()
         self._supervisor = Supervisor(
             config=config,
             ledger=Ledger(config.state_dir / "ledger.json"),
@@ -128,9 +127,11 @@ class Agent:
 
     async def _beat(self) -> None:
         while True:
-            await asyncio.sleep(self._heartbeat_seconds)
+            with contextlib.suppress(TimeoutError):  # a new registration may have brought a shorter interval
+                await asyncio.wait_for(self._registered_anew.wait(), self._heartbeat_seconds)
+            self._registered_anew.clear()
             age = time.monotonic() - self._inventory_at
-            stale = round(age, 1) if age > 3 * DISCOVERY_SECONDS else None
+            stale = round(age, 1) if age > 3 * self._config.discovery_seconds else None
             self._link.send(Heartbeat(desired_revision=self._applied, inventory_stale_seconds=stale))
 
     async def _report_often(self) -> None:
@@ -164,6 +165,7 @@ class Agent:
         if message.credential:
             save_identity(self._config.state_dir, Identity(node_uid=message.node_uid, credential=message.credential))
         self._heartbeat_seconds = message.heartbeat_seconds
+        self._registered_anew.set()
         self._report_seconds = message.report_seconds
         log.info("agent.registered node=%s session=%d", self._config.node_id, message.session)
         await self._apply(message.desired)
@@ -217,7 +219,7 @@ class Agent:
 
     async def _watch_hardware(self) -> None:
         while True:
-            await asyncio.sleep(DISCOVERY_SECONDS)
+            await asyncio.sleep(self._config.discovery_seconds)
             before = self._inventory.fingerprint() if self._inventory else ""
             await self._discover()
             if self._inventory and self._inventory.fingerprint() != before:

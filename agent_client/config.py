@@ -61,6 +61,8 @@ class AgentConfig:
     policy: Policy = Policy()
     secrets: Mapping[str, Path] = field(default_factory=dict)
     log_bytes: int = 64 * 1024 * 1024
+    discovery_seconds: float = 30.0  # between two looks at the hardware
+    ib_root: Path = Path("/sys/class/infiniband")
 
     def of_hardware(self) -> dict[str, Any]:
         """What discovery is told about the machine, by the names that it uses."""
@@ -71,6 +73,7 @@ class AgentConfig:
             "expect_hcas": self.expect_hcas,
             "severities": self.severities,
             "gpu_classes": self.gpu_classes,
+            "ib_root": self.ib_root,
         }
 
 
@@ -88,6 +91,8 @@ _KEYS = (
     "policy",
     "secrets",
     "log_bytes",
+    "discovery_seconds",
+    "ib_root",
 )
 _POLICY_KEYS = ("engines", "model_roots", "extra_args", "ports")
 
@@ -123,6 +128,8 @@ def load(*, flags: Mapping[str, Any], environ: Mapping[str, str], path: Path | N
         policy=_policy(_mapping(data, "policy", where), where),
         secrets={str(k): Path(str(v)) for k, v in _mapping(data, "secrets", where).items()},
         log_bytes=log_bytes,
+        discovery_seconds=_discovery_seconds(pick("discovery_seconds"), where),
+        ib_root=Path(pick("ib_root") or "/sys/class/infiniband"),
     )
 
 
@@ -131,6 +138,16 @@ def _count(expect: Mapping[str, Any], key: str, where: str) -> int | None:
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
         return value
     raise ConfigError(f"cannot use {where}: expect.{key} = {value!r}; a number of cards such as 8 is needed")
+
+
+def _discovery_seconds(value: Any, where: str) -> float:
+    try:
+        seconds = float(30.0 if value is None else value)
+    except (TypeError, ValueError):
+        seconds = 0.0
+    if not 1 <= seconds <= 3600:
+        raise ConfigError(f"cannot use {where}: discovery_seconds = {value!r}; 1 to 3600 are needed")
+    return seconds
 
 
 def _gpu_classes(given: Mapping[str, Any], where: str) -> tuple[tuple[str, str], ...]:

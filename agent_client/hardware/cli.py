@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-gpu", action="store_true", help="do not look for GPUs")
     parser.add_argument("--no-nvml", action="store_true", help="ask nvidia-smi instead of the driver's library")
     parser.add_argument("--nvidia-smi", metavar="PATH", help="the nvidia-smi program to ask, and it alone")
-    parser.add_argument("--ib-root", metavar="DIR", default="/sys/class/infiniband", help="where adapters are listed")
+    parser.add_argument("--ib-root", metavar="DIR", help="where adapters are listed (default: /sys/class/infiniband)")
     parser.add_argument("--watch", metavar="SECONDS", nargs="?", const=5.0, type=_seconds, help="look again and again")
 
 
@@ -29,8 +29,7 @@ def options_of(args: argparse.Namespace, **node: Any) -> DiscoveryOptions:
         use_gpu=not args.no_gpu,
         use_nvml=not args.no_nvml,
         nvidia_smi=args.nvidia_smi,
-        ib_root=Path(args.ib_root),
-        **node,
+        **(node | ({"ib_root": Path(args.ib_root)} if args.ib_root else {})),
     )
 
 
