@@ -6,6 +6,7 @@ import logging
 import platform
 import signal
 import socket
+import threading
 import time
 
 from agent_client import __version__, preflight, probes
@@ -69,6 +70,7 @@ class Agent:
             ),
             on_report=self._shard_changed,
         )
+        self._eyes = threading.Lock()
         self._discovery = Discovery(DiscoveryOptions(**config.of_hardware(), owned_pids=self._supervisor.owned_pids))
         self._link = Link(
             server=config.server,
@@ -226,12 +228,20 @@ class Agent:
                 self._look.set()
 
     async def _discover(self) -> None:
-        self._inventory = await asyncio.to_thread(self._discovery.look)
-        self._inventory_at = time.monotonic()
+        await asyncio.to_thread(self._see)
+
+    def _see(self) -> Inventory:
+        """Blocks for as long as the hardware makes it."""
+        with self._eyes:
+            self._inventory = self._discovery.look()
+            self._inventory_at = time.monotonic()
+            return self._inventory
 
     def _preflight(self, profile: Profile, spec: ShardSpec) -> tuple[str, str, str] | None:
-        inventory = self._inventory.to_json() if self._inventory else {}
-        refused = preflight.check(self._config, profile, spec, inventory, self._supervisor.owned_pids())
+        """In a thread. Cards are looked at anew: a stranger may have come since placement was told of them."""
+        inventory = self._see() if spec.gpus else self._inventory
+        data = inventory.to_json() if inventory else {}
+        refused = preflight.check(self._config, profile, spec, data, self._supervisor.owned_pids())
         return (refused.code.value, refused.detail, refused.hint) if refused else None
 
 

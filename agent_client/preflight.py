@@ -54,7 +54,7 @@ def check(
         _engine(config, profile, spec)
         or _arguments(config, profile, spec)
         or _model(config, profile, spec)
-        or _cards(spec, inventory, set(owned_pids))
+        or _cards(profile, spec, inventory, set(owned_pids))
     )
 
 
@@ -110,7 +110,7 @@ def _model(config: AgentConfig, profile: Profile, spec: ShardSpec) -> Refused | 
     return None
 
 
-def _cards(spec: ShardSpec, inventory: Mapping[str, Any], owned_pids: set[int]) -> Refused | None:
+def _cards(profile: Profile, spec: ShardSpec, inventory: Mapping[str, Any], owned_pids: set[int]) -> Refused | None:
     known = {str(gpu.get("uuid")): gpu for gpu in inventory.get("gpus") or []}
     for uuid in spec.gpus:
         gpu = known.get(uuid)
@@ -126,7 +126,21 @@ def _cards(spec: ShardSpec, inventory: Mapping[str, Any], owned_pids: set[int]) 
                 who = f"{process.get('name') or 'a process'} (pid {process.get('pid')})"
                 detail = f"cannot start {spec.replica}: GPU {gpu.get('index')} ({uuid}) is used by {who}"
                 return Refused(code=FailureCode.GPU_BUSY, detail=detail, hint="end it, or cordon the card")
+        if short := _memory(profile, gpu):
+            detail = f"cannot start {spec.replica}: GPU {gpu.get('index')} ({uuid}) {short}"
+            return Refused(code=FailureCode.GPU_BUSY, detail=detail, hint="free memory on the card, or ask for less")
     return None
+
+
+def _memory(profile: Profile, gpu: Mapping[str, Any]) -> str | None:
+    """What the profile says that it takes against what is free now. vLLM takes its share of the whole card or ends."""
+    total, used = gpu.get("memory_total_mib"), gpu.get("memory_used_mib")
+    if total is None or used is None or gpu.get("shared_memory"):
+        return None
+    need = profile.memory_mib_per_gpu
+    if need is None and profile.engine is EngineKind.VLLM and profile.gpu_memory_utilization is not None:
+        need = int(total * profile.gpu_memory_utilization)
+    return f"has {total - used} MiB free, {need} MiB needed" if need is not None and total - used < need else None
 
 
 def free_port(ports: range, taken: Iterable[int], address: str) -> int | None:

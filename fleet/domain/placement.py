@@ -152,6 +152,10 @@ def _group(
         return unknown[:2], len(unknown)
     largest = max((len(group) for group in _domains(free)), default=1)
     text = f"{node.name} has {largest} free {gpu_class} in one NVLink domain, {need} needed"
+    odd = [
+        f"GPU {gpu.index}: {gpu.problem}" for gpu in free if gpu.problem
+    ]  # a fabric that is not ready splits cards off
+    text += f" ({'; '.join(odd[:4])})" if odd else ""
     return NodeRefusal(node=node.name, reason=Reason.DOMAIN, text=text)
 
 

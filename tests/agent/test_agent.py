@@ -276,3 +276,25 @@ async def test_a_missing_model_is_refused_before_anything_starts(node: Node) -> 
     report = await node.until(ShardState.FAILED)
     assert report.code == FailureCode.MODEL_MISSING
     assert "/no/such/model" in report.detail
+
+
+def test_the_cards_are_looked_at_anew_just_before_a_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stranger that came after placement had chosen the card (70 GB of foreign use)."""
+    from agent_client.app import Agent
+    from agent_client.hardware import Inventory
+
+    monkeypatch.setenv("PATH", f"{STANDIN}:{os.environ['PATH']}")
+    agent = Agent(config.load(flags={"state_dir": str(tmp_path)}, environ={}, path=None))
+    card = {"uuid": "GPU-1", "index": 1, "placeable": True, "memory_total_mib": 81559, "memory_used_mib": 4}
+    looks = [Inventory(data={"gpus": [card]})]
+    monkeypatch.setattr(agent._discovery, "look", lambda: looks[-1])
+    profile = {"engine": "vllm", "model": "org/m", "gpu_memory_utilization": 0.9}
+    spec = ShardSpec(replica="m/1", served_names=("m",), profile=profile, gpus=("GPU-1",))
+    assert agent._preflight(parse_profile(profile), spec) is None
+    stranger = {"pid": 4242, "name": "python", "memory_mib": 70000, "foreign": True}
+    looks.append(Inventory(data={"gpus": [{**card, "processes": [stranger], "memory_used_mib": 70004}]}))
+    code, text, _ = agent._preflight(parse_profile(profile), spec) or ("", "", "")
+    assert (code, text) == ("gpu_busy", "cannot start m/1: GPU 1 (GPU-1) is used by python (pid 4242)")
+    looks.append(Inventory(data={"gpus": [{**card, "memory_used_mib": 70004}]}))
+    code, text, _ = agent._preflight(parse_profile(profile), spec) or ("", "", "")
+    assert (code, text) == ("gpu_busy", "cannot start m/1: GPU 1 (GPU-1) has 11555 MiB free, 73403 MiB needed")

@@ -92,3 +92,4 @@ def test_what_the_machine_has_is_what_the_fleet_sees(house: House) -> None:
     house.api("models/", {"name": "big", "profile": profile})
     refused = wait_for(lambda: house.replica().get("explanation"), "the refusal")
     assert "node-a has 1 free h100-sxm-80gb in one NVLink domain, 4 needed" in refused["text"]
+    assert "GPU 0: its NVLink fabric is In Progress" in refused["text"]
