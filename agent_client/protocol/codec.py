@@ -6,6 +6,7 @@ One frame holds one JSON object: `type`, `seq` and the message's own fields besi
 import dataclasses
 import json
 import math
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -99,6 +100,8 @@ def _no_constant(name: str) -> Any:
 # --- reading: one reader per type, built once from the annotations ---------------------------------------------------
 
 Reader = Callable[[Any, str], Any]
+#: Half of a surrogate pair: JSON can say it, UTF-8 can't.
+_HALF = re.compile("[\ud800-\udfff]")
 _READERS: dict[Any, Reader] = {}
 
 
@@ -112,7 +115,7 @@ def _build(hint: Any) -> Reader:
     origin = typing.get_origin(hint)
     args = typing.get_args(hint)
     if hint is Any:
-        return lambda value, where: value
+        return lambda value, where: _storable(value)
     if origin in (typing.Union, types.UnionType):
         return _build_optional(args)
     if origin is tuple:
@@ -120,7 +123,7 @@ def _build(hint: Any) -> Reader:
         return lambda value, where: tuple(item(v, f"{where}[{i}]") for i, v in enumerate(_list(value, where)))
     if origin is not None and issubclass(origin, Mapping):
         item = _reader(args[1])
-        return lambda value, where: {k: item(v, f"{where}.{k}") for k, v in _object(value, where).items()}
+        return lambda value, where: {_storable(k): item(v, f"{where}.{k}") for k, v in _object(value, where).items()}
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return _build_dataclass(hint)
     if isinstance(hint, type) and issubclass(hint, StrEnum):
@@ -178,6 +181,23 @@ def _text(value: Any, where: str) -> str:
         raise _bad(where, f"text is needed, not {type(value).__name__}")
     if "\x00" in value:  # PostgreSQL stores no NUL in text
         raise _bad(where, "text must not hold a NUL character")
+    if _HALF.search(value):
+        raise _bad(where, "text must not hold half a surrogate pair")
+    return value
+
+
+def _storable(value: Any) -> Any:
+    """Free-form data (an inventory) as databases take it: a card's strange name must not keep its node away."""
+    if isinstance(value, str):
+        return _HALF.sub("\N{REPLACEMENT CHARACTER}", value).replace("\x00", "\N{REPLACEMENT CHARACTER}")
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value if abs(value) <= MAX_INTEGER else None
+    if isinstance(value, list):
+        return [_storable(item) for item in value]
+    if isinstance(value, dict):
+        return {_storable(key): _storable(item) for key, item in value.items()}
     return value
 
 

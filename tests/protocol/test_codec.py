@@ -155,3 +155,17 @@ def test_the_protocol_page_is_fresh() -> None:
     from tests.protocol import document
 
     assert document.PATH.read_text(encoding="utf-8") == document.text()
+
+
+def test_free_data_becomes_what_databases_take() -> None:
+    inventory = '{"a\\u0000": ["\\ud800x", 1e999, 123456789012345678901234567890, true, null, {"k": "\\udcff"}]}'
+    frame = '{"type": "report", "seq": 1, "shards": [], "inventory": ' + inventory + "}"
+    message, _ = decode(frame, accept=tuple(FROM_AGENT))
+    odd = "\N{REPLACEMENT CHARACTER}"
+    assert message.inventory == {f"a{odd}": [f"{odd}x", None, None, True, None, {"k": odd}]}  # type: ignore[union-attr]
+
+
+def test_text_that_no_database_takes_is_refused() -> None:
+    frame = '{"type": "report", "seq": 1, "shards": [], "inventory_fingerprint": "\\ud800"}'
+    with pytest.raises(MessageError, match="half a surrogate pair"):
+        decode(frame, accept=tuple(FROM_AGENT))
