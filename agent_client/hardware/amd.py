@@ -141,6 +141,7 @@ def _gpu(card: Card, metric: Metric, known: Mapping[str, Place], *, shared: bool
         "gfx": card.gfx,
         "numa": card.numa if card.numa is not None else place.numa,
         "domain": None,
+        "links": None,
         "mig": None,
         "placeable": not any(problem["severity"] == "unplaceable" for problem in problems),
         "shared_memory": kind.startswith(_SHARED_MEMORY),

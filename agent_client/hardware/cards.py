@@ -97,6 +97,7 @@ def build(seen: Seen, host: HostMemory | None = None) -> Gpu:
         "compute_capability": seen.compute_capability or capability.from_name(seen.name),
         "numa": None,
         "domain": seen.domain,
+        "links": None,
         "mig": None,
         "mig_mode": mig,
         "placeable": placeable(problems) and seen.uuid is not None and mig != "enabled",

@@ -100,7 +100,8 @@ class NodeAdmin(MachineOwnedAdmin):
 
     @display(description="Warnings")
     def warnings(self, node: Node) -> SafeString | str:
-        found = [text for text in (node.inventory or {}).get("warnings", []) if isinstance(text, str)]
+        told = node.inventory.get("warnings")
+        found = [text for text in told if isinstance(text, str)] if isinstance(told, list) else []
         return format_html_join("", "<p>{}</p>", ((text,) for text in found)) or "-"
 
     @display(description="GPUs")
