@@ -8,7 +8,7 @@ from urllib.parse import unquote
 import httptools
 
 from routing.dataplane.exchange import Client, Proxied, Request
-from routing.domain import openai
+from routing.domain import http1, openai
 
 if TYPE_CHECKING:
     from routing.dataplane.router import Router
@@ -39,6 +39,7 @@ class ClientConnection(asyncio.Protocol):
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._head_bytes = 0
+        self._offered = False
         self._parts: list[bytes] = []
         self._size = 0
 
@@ -58,12 +59,20 @@ class ClientConnection(asyncio.Protocol):
             self._task.cancel()
 
     def data_received(self, data: bytes) -> None:
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._refuse(400, "cannot upgrade the connection")
-        except httptools.HttpParserError as error:
-            self._refuse(400, f"cannot read the request: {error}")
+        while data and self._transport is not None and not self._transport.is_closing():
+            try:
+                return self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as offer:
+                data = self._without_offer() + data[offer.args[0] :]
+            except httptools.HttpParserError as error:
+                return self._refuse(400, f"cannot read the request: {error}")
+
+    def _without_offer(self) -> bytes:
+        """The head just read, without its offer to upgrade, for a new parser: the old one would take no body."""
+        head = http1.without_offer(self._parser.get_method(), self._url, self._parser.get_http_version(), self._headers)
+        self._parser = httptools.HttpRequestParser(self)
+        self._fresh()
+        return head
 
     def pause_writing(self) -> None:
         if self._exchange:
@@ -93,6 +102,11 @@ class ClientConnection(asyncio.Protocol):
         self._count(len(name) + len(value))
 
     def on_headers_complete(self) -> None:
+        self._offered = self._parser.should_upgrade()
+        if self._offered:
+            if self._parser.get_method() == b"CONNECT":
+                self._refuse(405, "cannot CONNECT: this is no proxy")
+            return
         names = [name.lower() for name, _ in self._headers]
         lengths = names.count(b"content-length")
         if lengths > 1 or (lengths and b"transfer-encoding" in names) or names.count(b"transfer-encoding") > 1:
@@ -107,7 +121,7 @@ class ClientConnection(asyncio.Protocol):
         self._parts.append(data)
 
     def on_message_complete(self) -> None:
-        if self._transport is None or self._transport.is_closing():
+        if self._offered or self._transport is None or self._transport.is_closing():
             return
         keep_alive = self._parser.should_keep_alive()  # only here does it tell the truth
         path, _, query = self._url.decode("latin-1").partition("?")
