@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from routing.dataplane.upstream import Upstream
 from routing.domain import openai, select
 from routing.domain.sse import SseReader
+from routing.domain.usage import WholeReader
 from routing.keys import Key
 from routing.table import Endpoint, Route
 
@@ -67,8 +68,7 @@ class Proxied:
         self._endpoint: Endpoint | None = None
         self._done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._status = 0
-        self._reader: SseReader | None = None
-        self._whole: list[bytes] | None = None
+        self._reader: SseReader | WholeReader | None = None
         self._strip = False
         self._replace: tuple[int, str] | None = None
 
@@ -159,10 +159,10 @@ class Proxied:
         kept = [(name, value) for name, value in headers if name.lower() not in dropped]
         kind = next((value for name, value in headers if name.lower() == b"content-type"), b"")
         if kind.startswith(b"text/event-stream"):
-            self._reader = SseReader(strip_usage=self._strip)
+            self._reader = SseReader(path=self._request.path, strip_usage=self._strip)
             kept = [(name, value) for name, value in kept if name.lower() != b"content-length"]
         elif status == 200:
-            self._whole = []
+            self._reader = WholeReader()
         known = any(name.lower() == b"content-length" for name, _ in kept)
         self._client.head(status, kept, known)
 
@@ -171,8 +171,6 @@ class Proxied:
             return
         if self._reader is not None:
             data = self._reader.feed(data)
-        elif self._whole is not None and sum(map(len, self._whole)) < 1_000_000:
-            self._whole.append(data)  # only to read its usage; a longer one is passed on unread
         if data:
             self._client.body(data)
 
@@ -190,9 +188,10 @@ class Proxied:
         if self._done.done():
             return
         if self._status and not self._replace:
-            if self._reader is not None:
+            if isinstance(self._reader, SseReader):
                 text = "cannot go on: the engine ended in the middle of the answer"
-                self._client.body(b"data: " + openai.error(502, text, code="engine_lost") + b"\n\n")
+                begun = b"" if self._reader.between_events else b"\n\n"
+                self._client.body(begun + b"data: " + openai.error(502, text, code="engine_lost") + b"\n\n")
             self.on_cut()
         elif self._replace:
             self._fail(*self._replace)
@@ -224,10 +223,8 @@ class Proxied:
             facts = self._reader.facts
             prompt, completion = facts.prompt_tokens, facts.completion_tokens
             completed = completed and not facts.failed
-            if completion is None:
+            if completion is None and isinstance(self._reader, SseReader):
                 completion = facts.events
-        elif self._whole is not None:
-            prompt, completion = _usage(b"".join(self._whole))
         self._router.used(
             {
                 "uid": str(uuid.uuid4()),
@@ -243,9 +240,3 @@ class Proxied:
                 "seconds": round(time.time() - began, 4),
             }
         )
-
-
-def _usage(body: bytes) -> tuple[int | None, int | None]:
-    reader = SseReader(strip_usage=False)
-    reader.feed(b"data: " + body.replace(b"\n", b" ") + b"\n\n")
-    return reader.facts.prompt_tokens, reader.facts.completion_tokens
