@@ -3,10 +3,9 @@
 import asyncio
 import time
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from routing.dataplane.messages import Headers, Reply, Request, refusal
 from routing.dataplane.upstream import Upstream
 from routing.domain import openai, select
 from routing.domain.sse import SseReader
@@ -23,31 +22,18 @@ _OWN = _HOP | {b"host", b"content-length", b"authorization", b"x-api-key", b"exp
 ATTEMPTS = 2
 
 
-@dataclass(slots=True, kw_only=True)
-class Request:
-    method: str
-    path: str
-    query: str
-    headers: list[tuple[bytes, bytes]]
-    body: bytes = b""
-    id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    http11: bool = True
-    keep_alive: bool = True
+class Client(Protocol):
+    """How the exchange reaches its client."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Client:
-    """How the exchange reaches the client: three calls."""
-
-    head: Callable[[int, list[tuple[bytes, bytes]], bool], None]  # status, headers, whether a body length is known
-    body: Callable[[bytes], None]
-    end: Callable[[], None]
+    def head(self, status: int, headers: Headers, length_known: bool) -> None: ...
+    def body(self, data: bytes) -> None: ...
+    def end(self) -> None: ...
+    def cut(self) -> None: ...
+    def whole(self, reply: Reply) -> int: ...
 
 
 class Proxied:
     """Implements upstream.Exchange."""
-
-    on_cut: Callable[[], None]
 
     def __init__(
         self,
@@ -192,7 +178,7 @@ class Proxied:
                 text = "cannot go on: the engine ended in the middle of the answer"
                 begun = b"" if self._reader.between_events else b"\n\n"
                 self._client.body(begun + b"data: " + openai.error(502, text, code="engine_lost") + b"\n\n")
-            self.on_cut()
+            self._client.cut()
         elif self._replace:
             self._fail(*self._replace)
         self._done.set_result(False)
@@ -205,17 +191,15 @@ class Proxied:
         if self._upstream is not None:
             self._upstream.resume()
 
+    def nudge(self) -> None:
+        """Write what changes nothing, where a stream allows it: a comment."""
+        if isinstance(self._reader, SseReader) and self._reader.between_events:
+            self._client.body(b":\n\n")
+
     # -- ends ---------------------------------------------------------------------------------------------------------
 
     def _fail(self, status: int, text: str, *, retry_after: int = 0) -> None:
-        self._status = status
-        body = openai.error(status, text)
-        headers = [(b"Content-Type", b"application/json"), (b"Content-Length", str(len(body)).encode())]
-        if retry_after:
-            headers.append((b"Retry-After", str(retry_after).encode()))
-        self._client.head(status, headers, True)
-        self._client.body(body)
-        self._client.end()
+        self._status = self._client.whole(refusal(status, text, retry_after=retry_after))
 
     def _settle(self, began: float, completed: bool) -> None:
         prompt = completion = None

@@ -45,8 +45,8 @@ class SseReader:
 
     @property
     def between_events(self) -> bool:
-        """Whether an event may be put in here."""
-        return not self._rest and not self._blind
+        """Whether an event may be put in after what was passed on."""
+        return (self._strip or not self._rest) and not self._blind
 
     def _feed(self, data: bytes) -> bytes:
         if self._blind:

@@ -48,8 +48,10 @@ class Engine:
         self.script = script
         self.heard: list[Heard] = []
         self.gone = asyncio.Event()  # a router's connection has ended
+        self._open: set[asyncio.StreamWriter] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open.add(writer)
         running: set[asyncio.Task[None]] = set()
         try:
             while True:
@@ -66,6 +68,12 @@ class Engine:
             for task in running:
                 task.cancel()
             writer.close()
+            self._open.discard(writer)
+
+    async def close(self) -> None:
+        for writer in self._open:
+            writer.transport.abort()
+        await until(lambda: not self._open, "the engine's end")
 
 
 class Wire:
@@ -86,7 +94,13 @@ class Wire:
         return "\r\n".join([*lines, "", ""]).encode()
 
     async def answer(self) -> tuple[int, dict[str, str], bytes]:
-        """The next answer whole; interim ones count as answers without a body."""
+        """The next final answer whole."""
+        while (found := await self.one())[0] < 200:
+            pass
+        return found
+
+    async def one(self) -> tuple[int, dict[str, str], bytes]:
+        """The next answer, interim ones too."""
         head = (await wait(self.reader.readuntil(b"\r\n\r\n"))).decode()
         line, *rest = head.strip().split("\r\n")
         headers = {name.lower(): value.strip() for name, _, value in (row.partition(":") for row in rest)}
@@ -144,6 +158,8 @@ class Stage:
         for server in self._servers:
             server.close()
         await until(lambda: not self.router.clients, "the clients' end")
+        for engine in self.engines:
+            await engine.close()
         await asyncio.sleep(0)
 
     async def engine(self, script: Script = say_hi, **more: Any) -> Engine:
