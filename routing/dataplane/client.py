@@ -1,4 +1,4 @@
-"""One client's connection: requests in, answers out, back pressure. A client that leaves cancels its request."""
+"""One client's connection: requests in, one after the other, and back pressure. A client that leaves cancels them."""
 
 import asyncio
 from collections import deque
@@ -7,8 +7,11 @@ from urllib.parse import unquote
 
 import httptools
 
-from routing.dataplane.exchange import Client, Proxied, Request
-from routing.domain import openai
+from routing.dataplane.answers import Answers
+from routing.dataplane.exchange import Proxied
+from routing.dataplane.messages import Request, refusal
+from routing.dataplane.sounding import Sounding
+from routing.domain import http1
 
 if TYPE_CHECKING:
     from routing.dataplane.router import Router
@@ -16,10 +19,6 @@ if TYPE_CHECKING:
 HEAD_BYTES = 32 * 1024
 HEAD_SECONDS = 10.0
 BODY_BYTES = 64 * 1024 * 1024
-_REASONS = {200: b"OK", 204: b"No Content", 400: b"Bad Request", 401: b"Unauthorized", 403: b"Forbidden"}
-_REASONS |= {404: b"Not Found"}
-_REASONS |= {405: b"Method Not Allowed", 413: b"Content Too Large", 429: b"Too Many Requests", 431: b"Header Too Large"}
-_REASONS |= {500: b"Internal Server Error", 502: b"Bad Gateway", 503: b"Service Unavailable", 408: b"Request Timeout"}
 
 
 class ClientConnection(asyncio.Protocol):
@@ -30,27 +29,30 @@ class ClientConnection(asyncio.Protocol):
         self._waiting: deque[Request] = deque()
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._chunked = False
-        self._current: Request | None = None
-        self._started = False
+        self._out = Answers()
+        self._exchange: Proxied | None = None
+        self._sounding: Sounding | None = None  # after the client's end
         self._fresh()
 
     def _fresh(self) -> None:
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._head_bytes = 0
+        self._offered = False
         self._parts: list[bytes] = []
         self._size = 0
 
     # -- asyncio ------------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's own class is none of asyncio's
+        self._transport = self._out.transport = cast(asyncio.Transport, transport)  # uvloop's own class is none of it
         self._router.clients.add(self)
         self._watch_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
+        self._transport = self._out.transport = None
+        if self._sounding:
+            self._sounding.stop()
         self._router.clients.discard(self)
         if self._timer:
             self._timer.cancel()
@@ -58,12 +60,35 @@ class ClientConnection(asyncio.Protocol):
             self._task.cancel()
 
     def data_received(self, data: bytes) -> None:
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._refuse(400, "cannot upgrade the connection")
-        except httptools.HttpParserError as error:
-            self._refuse(400, f"cannot read the request: {error}")
+        while data and self._transport is not None and not self._transport.is_closing():
+            try:
+                return self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as offer:
+                data = self._without_offer() + data[offer.args[0] :]
+            except httptools.HttpParserError as error:
+                return self._refuse(400, f"cannot read the request: {error}")
+
+    def _without_offer(self) -> bytes:
+        """The head just read, without its offer to upgrade, for a new parser: the old one would take no body."""
+        head = http1.without_offer(self._parser.get_method(), self._url, self._parser.get_http_version(), self._headers)
+        self._parser = httptools.HttpRequestParser(self)
+        self._fresh()
+        return head
+
+    def eof_received(self) -> bool:
+        """Whether the connection stays open for the answers under way; HTTP/1.0 has nothing to sound a client with."""
+        if self._task is None or self._transport is None or self._out.request is None or not self._out.request.http11:
+            return False
+        self._sounding = Sounding(self._transport, self._nudge)
+        return True
+
+    def _nudge(self) -> None:
+        if self._transport is None or self._transport.get_write_buffer_size():
+            return  # what waits there sounds by itself
+        if not self._out.begun:
+            self._out.proceed()
+        elif self._exchange:
+            self._exchange.nudge()
 
     def pause_writing(self) -> None:
         if self._exchange:
@@ -72,8 +97,6 @@ class ClientConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         if self._exchange:
             self._exchange.resume()
-
-    _exchange: "Proxied | None" = None
 
     def close_when_idle(self) -> bool:
         """Close now unless an answer is under way; whether it was closed."""
@@ -93,6 +116,11 @@ class ClientConnection(asyncio.Protocol):
         self._count(len(name) + len(value))
 
     def on_headers_complete(self) -> None:
+        self._offered = self._parser.should_upgrade()
+        if self._offered:
+            if self._parser.get_method() == b"CONNECT":
+                self._refuse(405, "cannot CONNECT: this is no proxy")
+            return
         names = [name.lower() for name, _ in self._headers]
         lengths = names.count(b"content-length")
         if lengths > 1 or (lengths and b"transfer-encoding" in names) or names.count(b"transfer-encoding") > 1:
@@ -107,7 +135,7 @@ class ClientConnection(asyncio.Protocol):
         self._parts.append(data)
 
     def on_message_complete(self) -> None:
-        if self._transport is None or self._transport.is_closing():
+        if self._offered or self._transport is None or self._transport.is_closing():
             return
         keep_alive = self._parser.should_keep_alive()  # only here does it tell the truth
         path, _, query = self._url.decode("latin-1").partition("?")
@@ -136,24 +164,25 @@ class ClientConnection(asyncio.Protocol):
 
     def _next(self) -> None:
         if self._waiting:
-            self._current = self._waiting.popleft()
-            self._started = False
-            self._task = asyncio.get_running_loop().create_task(self._serve(self._current))
+            request = self._waiting.popleft()
+            self._out.expect(request)
+            self._task = asyncio.get_running_loop().create_task(self._serve(request))
             if self._transport and len(self._waiting) <= 8:
                 self._transport.resume_reading()
+        elif self._sounding and self._transport:
+            self._transport.close()
         else:
             self._watch_head()
 
     async def _serve(self, request: Request) -> None:
-        client = Client(head=self._head, body=self._body, end=self._end)
         try:
-            await self._router.serve(self, request, client)
+            await self._router.serve(self, request, self._out)
         except asyncio.CancelledError:
             return
         except Exception as error:
             self._router.broken(request, error)
-            if not self._started:
-                self.answer(500, openai.error(500, "cannot serve the request: an error inside the router"))
+            if not self._out.begun:
+                self._out.whole(refusal(500, "cannot serve the request: an error inside the router"))
             elif self._transport:
                 self._transport.abort()
         self._exchange = None
@@ -167,46 +196,6 @@ class ClientConnection(asyncio.Protocol):
 
     def bind(self, exchange: "Proxied | None") -> None:
         self._exchange = exchange
-
-    def cut(self) -> None:
-        """The answer can't be completed: the connection's end says so."""
-        if self._transport is not None:
-            self._transport.close()
-
-    # -- answers ------------------------------------------------------------------------------------------------------
-
-    def answer(self, status: int, body: bytes, *, kind: bytes = b"application/json", headers: tuple = ()) -> None:
-        length = str(len(body)).encode()
-        self._head(status, [(b"Content-Type", kind), (b"Content-Length", length), *headers], True)
-        if self._current is None or self._current.method != "HEAD":
-            self._body(body)
-        self._end()
-
-    def _head(self, status: int, headers: list[tuple[bytes, bytes]], length_known: bool) -> None:
-        if self._transport is None or self._current is None:
-            return
-        self._started = True
-        request = self._current
-        self._chunked = not length_known and request.http11 and status not in (204, 304)
-        if not length_known and not request.http11:
-            request.keep_alive = False
-        lines = [b"HTTP/1.1 " + str(status).encode() + b" " + _REASONS.get(status, b"Status") + b"\r\n"]
-        lines += [name + b": " + value + b"\r\n" for name, value in headers]
-        lines.append(b"X-Request-Id: " + request.id.encode("latin-1") + b"\r\n")
-        if self._chunked:
-            lines.append(b"Transfer-Encoding: chunked\r\n")
-        if not request.keep_alive:
-            lines.append(b"Connection: close\r\n")
-        self._transport.write(b"".join(lines) + b"\r\n")
-
-    def _body(self, data: bytes) -> None:
-        if self._transport is not None and data:
-            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
-
-    def _end(self) -> None:
-        if self._transport is not None and self._chunked:
-            self._transport.write(b"0\r\n\r\n")
-        self._chunked = False
 
     # -- guards -------------------------------------------------------------------------------------------------------
 
@@ -228,14 +217,6 @@ class ClientConnection(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             return
         if self._task is None:
-            body = openai.error(status, text)
-            head = f"HTTP/1.1 {status} ".encode() + _REASONS.get(status, b"Error")
-            length = str(len(body)).encode()
-            self._transport.write(
-                head
-                + b"\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: "
-                + length
-                + b"\r\n\r\n"
-                + body
-            )
+            self._out.expect(Request(method="", path="", query="", headers=[], keep_alive=False))
+            self._out.whole(refusal(status, text))
         self._transport.close()

@@ -3,13 +3,13 @@
 import asyncio
 import time
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from routing.dataplane.messages import Headers, Reply, Request, refusal
 from routing.dataplane.upstream import Upstream
 from routing.domain import openai, select
 from routing.domain.sse import SseReader
+from routing.domain.usage import WholeReader
 from routing.keys import Key
 from routing.table import Endpoint, Route
 
@@ -22,31 +22,18 @@ _OWN = _HOP | {b"host", b"content-length", b"authorization", b"x-api-key", b"exp
 ATTEMPTS = 2
 
 
-@dataclass(slots=True, kw_only=True)
-class Request:
-    method: str
-    path: str
-    query: str
-    headers: list[tuple[bytes, bytes]]
-    body: bytes = b""
-    id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    http11: bool = True
-    keep_alive: bool = True
+class Client(Protocol):
+    """How the exchange reaches its client."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Client:
-    """How the exchange reaches the client: three calls."""
-
-    head: Callable[[int, list[tuple[bytes, bytes]], bool], None]  # status, headers, whether a body length is known
-    body: Callable[[bytes], None]
-    end: Callable[[], None]
+    def head(self, status: int, headers: Headers, length_known: bool) -> None: ...
+    def body(self, data: bytes) -> None: ...
+    def end(self) -> None: ...
+    def cut(self) -> None: ...
+    def whole(self, reply: Reply) -> int: ...
 
 
 class Proxied:
     """Implements upstream.Exchange."""
-
-    on_cut: Callable[[], None]
 
     def __init__(
         self,
@@ -67,8 +54,7 @@ class Proxied:
         self._endpoint: Endpoint | None = None
         self._done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._status = 0
-        self._reader: SseReader | None = None
-        self._whole: list[bytes] | None = None
+        self._reader: SseReader | WholeReader | None = None
         self._strip = False
         self._replace: tuple[int, str] | None = None
 
@@ -159,10 +145,10 @@ class Proxied:
         kept = [(name, value) for name, value in headers if name.lower() not in dropped]
         kind = next((value for name, value in headers if name.lower() == b"content-type"), b"")
         if kind.startswith(b"text/event-stream"):
-            self._reader = SseReader(strip_usage=self._strip)
+            self._reader = SseReader(path=self._request.path, strip_usage=self._strip)
             kept = [(name, value) for name, value in kept if name.lower() != b"content-length"]
         elif status == 200:
-            self._whole = []
+            self._reader = WholeReader()
         known = any(name.lower() == b"content-length" for name, _ in kept)
         self._client.head(status, kept, known)
 
@@ -171,8 +157,6 @@ class Proxied:
             return
         if self._reader is not None:
             data = self._reader.feed(data)
-        elif self._whole is not None and sum(map(len, self._whole)) < 1_000_000:
-            self._whole.append(data)  # only to read its usage; a longer one is passed on unread
         if data:
             self._client.body(data)
 
@@ -190,10 +174,11 @@ class Proxied:
         if self._done.done():
             return
         if self._status and not self._replace:
-            if self._reader is not None:
+            if isinstance(self._reader, SseReader):
                 text = "cannot go on: the engine ended in the middle of the answer"
-                self._client.body(b"data: " + openai.error(502, text, code="engine_lost") + b"\n\n")
-            self.on_cut()
+                begun = b"" if self._reader.between_events else b"\n\n"
+                self._client.body(begun + b"data: " + openai.error(502, text, code="engine_lost") + b"\n\n")
+            self._client.cut()
         elif self._replace:
             self._fail(*self._replace)
         self._done.set_result(False)
@@ -206,17 +191,15 @@ class Proxied:
         if self._upstream is not None:
             self._upstream.resume()
 
+    def nudge(self) -> None:
+        """Write what changes nothing, where a stream allows it: a comment."""
+        if isinstance(self._reader, SseReader) and self._reader.between_events:
+            self._client.body(b":\n\n")
+
     # -- ends ---------------------------------------------------------------------------------------------------------
 
     def _fail(self, status: int, text: str, *, retry_after: int = 0) -> None:
-        self._status = status
-        body = openai.error(status, text)
-        headers = [(b"Content-Type", b"application/json"), (b"Content-Length", str(len(body)).encode())]
-        if retry_after:
-            headers.append((b"Retry-After", str(retry_after).encode()))
-        self._client.head(status, headers, True)
-        self._client.body(body)
-        self._client.end()
+        self._status = self._client.whole(refusal(status, text, retry_after=retry_after))
 
     def _settle(self, began: float, completed: bool) -> None:
         prompt = completion = None
@@ -224,10 +207,8 @@ class Proxied:
             facts = self._reader.facts
             prompt, completion = facts.prompt_tokens, facts.completion_tokens
             completed = completed and not facts.failed
-            if completion is None:
+            if completion is None and isinstance(self._reader, SseReader):
                 completion = facts.events
-        elif self._whole is not None:
-            prompt, completion = _usage(b"".join(self._whole))
         self._router.used(
             {
                 "uid": str(uuid.uuid4()),
@@ -243,9 +224,3 @@ class Proxied:
                 "seconds": round(time.time() - began, 4),
             }
         )
-
-
-def _usage(body: bytes) -> tuple[int | None, int | None]:
-    reader = SseReader(strip_usage=False)
-    reader.feed(b"data: " + body.replace(b"\n", b" ") + b"\n\n")
-    return reader.facts.prompt_tokens, reader.facts.completion_tokens

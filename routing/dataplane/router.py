@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from routing.dataplane.client import ClientConnection
-from routing.dataplane.exchange import Client, Proxied, Request
+from routing.dataplane.exchange import Client, Proxied
+from routing.dataplane.messages import Reply, Request, refusal
 from routing.dataplane.upstream import Pool
 from routing.domain import openai
 from routing.domain.select import Load
@@ -49,14 +50,11 @@ class Router:
 
     async def _answer(self, connection: ClientConnection, request: Request, client: Client) -> int:
         def say(status: int, text: str, *, retry_after: int = 0, code: str = "") -> int:
-            headers = ((b"Retry-After", str(retry_after).encode()),) if retry_after else ()
-            connection.answer(status, openai.error(status, text, code=code), headers=headers)
-            return status
+            return client.whole(refusal(status, text, retry_after=retry_after, code=code))
 
         plain = self._plain(request)
         if plain is not None:
-            connection.answer(plain[0], plain[1], kind=b"text/plain; charset=utf-8")
-            return plain[0]
+            return client.whole(Reply(status=plain[0], body=plain[1], kind=b"text/plain; charset=utf-8"))
         if not request.path.startswith("/v1/"):
             return say(404, f"cannot find {request.path}: the API begins with /v1/")
         key: Key | None = None
@@ -68,7 +66,7 @@ class Router:
                 return say(401, f"cannot authenticate: the API key is {found}", code="invalid_api_key")
             key = found
         if request.path == "/v1/models" or request.path.startswith("/v1/models/"):
-            return self._models(connection, request, key, say)
+            return self._models(client, request, key, say)
         if request.method != "POST":
             return say(405, f"cannot {request.method} {request.path}: use POST")
         try:
@@ -85,7 +83,6 @@ class Router:
             return say(503, f"cannot serve {route.name} now: {why}", retry_after=route.retry_after)
         exchange = Proxied(self, client, request, route, asked, key)
         connection.bind(exchange)
-        exchange.on_cut = connection.cut
         return await exchange.run()
 
     def _plain(self, request: Request) -> tuple[int, bytes] | None:
@@ -99,20 +96,18 @@ class Router:
             return 200, self._metrics().encode()
         return None
 
-    def _models(self, connection: ClientConnection, request: Request, key: Key | None, say: Callable[..., int]) -> int:
+    def _models(self, client: Client, request: Request, key: Key | None, say: Callable[..., int]) -> int:
         wanted = request.path.removeprefix("/v1/models").removeprefix("/")
         rows = []
         for name, route in self.table.routes.items():
             if key is None or key.may_use(route.name) or key.may_use(name):
                 rows.append({"id": name, "object": "model", "created": 0, "owned_by": "llmgw", "state": _state(route)})
         if not wanted:
-            connection.answer(200, json.dumps({"object": "list", "data": rows}).encode())
-            return 200
+            return client.whole(Reply(status=200, body=json.dumps({"object": "list", "data": rows}).encode()))
         row = next((row for row in rows if row["id"] == wanted), None)
         if row is None:
             return say(404, f"The model `{wanted}` does not exist.", code="model_not_found")
-        connection.answer(200, json.dumps(row).encode())
-        return 200
+        return client.whole(Reply(status=200, body=json.dumps(row).encode()))
 
     # -- books --------------------------------------------------------------------------------------------------------
 

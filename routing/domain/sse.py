@@ -1,85 +1,94 @@
 """Reads a server-sent event stream in pieces of any size: usage, an error in mid-stream, the end."""
 
-from dataclasses import dataclass
-from typing import Any
+from routing.domain.usage import Facts, read_event
 
-import msgspec
-
-
-@dataclass(slots=True)
-class StreamFacts:
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    events: int = 0  # data events with content: at least that many tokens were seen
-    done: bool = False
-    failed: bool = False  # the engine said so: a `[DONE]` after it means nothing
+#: What an event with content has in it, by path; elsewhere `"choices"`.
+_CONTENT = {"/v1/messages": b'"content_block_delta"', "/v1/responses": b'.delta"'}
+#: An event that grows over this is no longer looked at: memory stays bounded whatever an engine sends.
+EVENT_BYTES = 8 * 2**20
 
 
 class SseReader:
     """`feed` returns the bytes to pass on; with `strip_usage` the usage-only event is taken out."""
 
-    def __init__(self, *, strip_usage: bool) -> None:
-        self.facts = StreamFacts()
+    def __init__(self, *, path: str = "", strip_usage: bool = False) -> None:
+        self.facts = Facts()
+        self._content = _CONTENT.get(path, b'"choices"')
         self._strip = strip_usage
-        self._rest = b""
+        self._rest = bytearray()  # the beginning of an event whose end has not come
+        self._blind = False
 
     def feed(self, data: bytes) -> bytes:
-        buffer = self._rest + data
-        out = []
-        start = 0
-        while (end := _event_end(buffer, start)) > 0:
-            event = buffer[start:end]
-            if not (self._look(event) and self._strip):
-                out.append(event)
-            start = end
-        self._rest = buffer[start:]
-        return b"".join(out) if self._strip else data
+        if (
+            self._rest
+            or self._blind
+            or not data.endswith(b"\n\n")
+            or b'"usage"' in data
+            or b'"error"' in data
+            or b"[DONE]" in data
+        ):
+            return self._feed(data)
+        # Whole events with nothing but content, as almost all reads are.
+        if data.find(b"\n\n") == len(data) - 2:
+            self.facts.events += self._content in data
+        else:
+            self.facts.events += sum(self._content in event for event in data.split(b"\n\n"))
+        return data
 
     def finish(self) -> bytes:
         """What is left when the stream ends without a closing blank line."""
-        rest, self._rest = self._rest, b""
+        rest = bytes(self._rest)
+        self._rest.clear()
         if rest:
             self._look(rest)
         return rest if self._strip else b""
 
+    @property
+    def between_events(self) -> bool:
+        """Whether an event may be put in after what was passed on."""
+        return (self._strip or not self._rest) and not self._blind
+
+    def _feed(self, data: bytes) -> bytes:
+        if self._blind:
+            return data
+        buffer = self._rest
+        begin = max(len(buffer) - 3, 0)  # a blank line may be cut in two
+        buffer += data
+        dos = b"\r" in buffer
+        out, start = [], 0
+        while (end := _event_end(buffer, max(begin, start), dos)) > 0:
+            event = bytes(buffer[start:end])
+            if not (self._look(event) and self._strip):
+                out.append(event)
+            start = end
+        del buffer[:start]
+        if len(buffer) > EVENT_BYTES:
+            self._blind = True
+            out.append(bytes(buffer))
+            buffer.clear()
+        return b"".join(out) if self._strip else data
+
     def _look(self, event: bytes) -> bool:
         """Note what an event says; True for one that carries usage and nothing else."""
-        at = event.find(b"data:")
-        if at < 0:
+        at = 0 if event.startswith(b"data:") else event.find(b"\ndata:") + 1
+        if not event.startswith(b"data:", at):
             return False
-        payload = event[at + 5 :].strip()
+        payload = event[at + 5 :].lstrip().partition(b"\n")[0].strip()
         if payload == b"[DONE]":
             self.facts.done = True
-            return False
-        if b'"error"' not in payload and b'"usage"' not in payload:
-            self.facts.events += 1
-            return False
-        return self._read(payload)
-
-    def _read(self, payload: bytes) -> bool:
-        try:
-            data: Any = msgspec.json.decode(payload)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-            return False
-        if not isinstance(data, dict):
-            return False
-        if data.get("error"):
-            self.facts.failed = True
-        usage = data.get("usage")
-        if isinstance(usage, dict):
-            self.facts.prompt_tokens = _count(usage.get("prompt_tokens", usage.get("input_tokens")))
-            self.facts.completion_tokens = _count(usage.get("completion_tokens", usage.get("output_tokens")))
-        if data.get("choices"):
-            self.facts.events += 1
-        return isinstance(usage, dict) and data.get("choices") == []
+        elif b'"error"' not in payload and b'"usage"' not in payload:
+            self.facts.events += self._content in payload
+        elif read_event(payload, self.facts):
+            return True
+        else:
+            self.facts.events += self._content in payload
+        return False
 
 
-def _event_end(buffer: bytes, start: int) -> int:
+def _event_end(buffer: bytearray, start: int, dos: bool) -> int:
     """Index after the blank line that ends the event, or -1."""
-    unix, dos = buffer.find(b"\n\n", start), buffer.find(b"\r\n\r\n", start)
-    ends = [index for index in (unix + 2 if unix >= 0 else -1, dos + 4 if dos >= 0 else -1) if index > 0]
-    return min(ends, default=-1)
-
-
-def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    unix = buffer.find(b"\n\n", start)
+    other = buffer.find(b"\r\n\r\n", start) if dos else -1
+    if other >= 0 and not 0 <= unix < other:
+        return other + 4
+    return unix + 2 if unix >= 0 else -1

@@ -1,0 +1,20 @@
+"""The router's tests run on the event loop that the router runs on."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import pytest
+import uvloop
+
+from tests.routing.stage import Stage
+
+
+def pytest_asyncio_loop_factories(config: Any, item: Any) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture
+async def stage() -> AsyncIterator[Stage]:
+    async with Stage() as stage:
+        yield stage

@@ -1,0 +1,117 @@
+"""A client that has said all it has to say still gets its answer; one that is gone ends the engine's work."""
+
+import asyncio
+import json
+import socket
+from typing import Any
+
+import pytest
+
+from tests.e2e.harness import PATIENCE
+from tests.routing.stage import ANSWER, CHAT, Heard, Stage, Wire, chunk, stream_head, until, wait, whole
+
+EVENT = b'data: {"choices":[{"delta":{"content":"hi"}}]}\n\n'
+
+
+class Slow:
+    """Says `first` at once and `last` when told."""
+
+    def __init__(self, first: bytes, last: bytes) -> None:
+        self.go, self._first, self._last = asyncio.Event(), first, last
+
+    async def __call__(self, heard: Heard, writer: asyncio.StreamWriter) -> None:
+        writer.write(self._first)
+        await self.go.wait()
+        writer.write(self._last)
+
+
+def slow(how: str) -> Slow:
+    if how == "streamed":
+        return Slow(stream_head() + chunk(EVENT), chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+    if how == "quiet":
+        return Slow(b"", stream_head() + chunk(EVENT) + b"0\r\n\r\n")
+    return Slow(b"", whole(json.dumps(ANSWER).encode()))
+
+
+async def asked(stage: Stage, how: str) -> tuple[Wire, Any, Slow]:
+    engine = await stage.engine(script := slow(how))
+    wire = await stage.open()
+    wire.post(CHAT | {"stream": how != "whole"})
+    if how == "streamed":
+        assert EVENT in await wait(wire.reader.readuntil(EVENT))
+    await until(lambda: engine.heard, "the engine at work")
+    return wire, engine, script
+
+
+@pytest.mark.parametrize("how", ["streamed", "quiet", "whole"])
+async def test_a_half_closed_client_gets_its_answer(stage: Stage, how: str) -> None:
+    wire, engine, script = await asked(stage, how)
+    wire.writer.write_eof()
+    await asyncio.sleep(0.7)  # longer than it takes to find out that a client is gone
+    assert not engine.gone.is_set()
+    script.go.set()
+    rest = await wire.end()
+    if how == "whole":
+        assert json.loads(rest.rpartition(b"\r\n\r\n")[2]) == ANSWER
+    else:
+        assert (EVENT if how == "quiet" else b"data: [DONE]\n\n") in rest
+        assert rest.endswith(b"\r\n0\r\n\r\n")
+    await until(lambda: stage.usage, "the usage row")
+    assert stage.usage[0]["completed"] is True
+
+
+async def test_a_half_closed_client_gets_all_its_answers(stage: Stage) -> None:
+    await stage.engine()
+    wire = await stage.open()
+    for _ in range(3):
+        wire.post(CHAT)
+    wire.writer.write_eof()
+    assert [(await wire.answer())[0] for _ in range(3)] == [200] * 3
+    assert await wire.end() == b""
+
+
+@pytest.mark.parametrize("half_closed_before", [False, True], ids=["at-once", "after-its-half"])
+@pytest.mark.parametrize("how", ["streamed", "quiet", "whole"])
+async def test_a_client_that_is_gone_ends_the_engines_work(stage: Stage, how: str, half_closed_before: bool) -> None:
+    wire, engine, _ = await asked(stage, how)
+    if half_closed_before:
+        wire.writer.write_eof()
+        await asyncio.sleep(0.7)
+        while not wire.reader.at_eof() and wire.reader._buffer:  # an unread byte would make its end a reset
+            await wire.reader.read(2**16)
+    began = asyncio.get_running_loop().time()
+    wire.writer.close()
+    await wait(engine.gone.wait())
+    assert asyncio.get_running_loop().time() - began < (1.0 if half_closed_before else 0.2) * PATIENCE
+    await until(lambda: stage.usage, "the usage row")
+    assert stage.usage[0]["completed"] is False
+
+
+async def test_an_http10_client_that_ends_is_gone(stage: Stage) -> None:
+    engine = await stage.engine(slow("whole"))
+    wire = await stage.open()
+    body = json.dumps(CHAT).encode()
+    wire.send(wire.head(f"Content-Length: {len(body)}").replace(b"HTTP/1.1", b"HTTP/1.0") + body)
+    await until(lambda: engine.heard, "the engine at work")
+    wire.writer.write_eof()
+    await wait(engine.gone.wait())
+
+
+async def test_a_client_that_leaves_during_connect(stage: Stage) -> None:
+    with socket.socket() as full:  # a listener whose queue is full answers no connect
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        fillers = [socket.socket() for _ in range(4)]
+        for filler in fillers:
+            filler.setblocking(False)
+            filler.connect_ex(full.getsockname())
+        stage.endpoint(full.getsockname()[1])
+        wire = await stage.open()
+        wire.post(CHAT)
+        await until(lambda: stage.router.loads["e0"].outstanding, "the connect")
+        wire.writer.close()
+        await until(lambda: stage.usage, "the usage row", 1.0)
+        assert stage.router.loads["e0"].outstanding == 0
+        assert (stage.usage[0]["status"], stage.usage[0]["completed"]) == (None, False)
+        for filler in fillers:
+            filler.close()

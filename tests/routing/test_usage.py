@@ -1,0 +1,133 @@
+"""Usage is what the engine said, in each of the shapes that engines speak."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from routing.domain.sse import SseReader
+from tests.routing.stage import Heard, Stage, chunk, stream_head, until, whole
+
+MESSAGES = [
+    {
+        "type": "message_start",
+        "message": {"id": "a", "content": [], "usage": {"input_tokens": 25, "output_tokens": 1}},
+    },
+    {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+    {"type": "ping"},
+    {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": 'Hello "usage"'}},
+    {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "!"}},
+    {"type": "content_block_stop", "index": 0},
+    {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 15}},
+    {"type": "message_stop"},
+]
+RESPONSES = [
+    {"type": "response.created", "response": {"id": "r", "status": "in_progress", "error": None, "usage": None}},
+    {"type": "response.output_text.delta", "delta": "Hi.delta"},
+    {"type": "response.output_text.delta", "delta": " there"},
+    {"type": "response.output_text.done", "text": "Hi.delta there"},
+    {
+        "type": "response.completed",
+        "response": {
+            "id": "r",
+            "error": None,
+            "output": [{"usage": {"input_tokens": 1}}],
+            "usage": {"input_tokens": 37, "output_tokens": 11, "total_tokens": 48},
+        },
+    },
+]
+
+
+def events(*data: Any) -> list[bytes]:
+    return [f"event: {each['type']}\ndata: {json.dumps(each)}\n\n".encode() for each in data]
+
+
+def streamed(*pieces: bytes, cut: bool = False) -> Any:
+    async def script(heard: Heard, writer: Any) -> None:
+        writer.write(stream_head() + b"".join(map(chunk, pieces)))
+        if cut:
+            writer.close()
+        else:
+            writer.write(b"0\r\n\r\n")
+
+    return script
+
+
+async def row(stage: Stage, path: str, **more: Any) -> dict[str, Any]:
+    wire = await stage.open()
+    wire.post({"model": "m", **more}, path=path)
+    await until(lambda: stage.usage, "the usage row")
+    return stage.usage[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "told", "wanted"),
+    [("/v1/messages", MESSAGES, (25, 15)), ("/v1/responses", RESPONSES, (37, 11))],
+    ids=["messages", "responses"],
+)
+async def test_usage_of_a_stream(stage: Stage, path: str, told: Any, wanted: tuple[int, int]) -> None:
+    await stage.engine(streamed(*events(*told)))
+    found = await row(stage, path, stream=True)
+    assert (found["prompt_tokens"], found["completion_tokens"], found["completed"]) == (*wanted, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "told", "prompt"),
+    [("/v1/messages", MESSAGES[:5], 25), ("/v1/responses", RESPONSES[:3], None)],
+    ids=["messages", "responses"],
+)
+async def test_a_cut_stream_counts_what_was_seen(stage: Stage, path: str, told: Any, prompt: int | None) -> None:
+    await stage.engine(streamed(*events(*told), cut=True))
+    found = await row(stage, path, stream=True)
+    assert (found["prompt_tokens"], found["completion_tokens"], found["completed"]) == (prompt, 2, False)
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+async def test_usage_of_a_whole_answer(stage: Stage, path: str) -> None:
+    answer = {"output": [{"text": "\n\n"}], "usage": {"input_tokens": 7, "output_tokens": 5}}
+
+    async def script(heard: Heard, writer: Any) -> None:
+        writer.write(whole(json.dumps(answer, indent=2).encode()))
+
+    await stage.engine(script)
+    found = await row(stage, path)
+    assert (found["prompt_tokens"], found["completion_tokens"], found["completed"]) == (7, 5, True)
+
+
+async def test_a_failed_response_is_not_complete(stage: Stage) -> None:
+    failed = {"type": "response.failed", "response": {"error": {"code": "server_error"}, "usage": None}}
+    await stage.engine(streamed(*events(RESPONSES[0], failed)))
+    assert (await row(stage, "/v1/responses", stream=True))["completed"] is False
+
+
+@pytest.mark.parametrize("bad", [-1, True, "5", 1.5, None, [1]], ids=repr)
+def test_a_figure_that_is_none_stays_none(bad: Any) -> None:
+    reader = SseReader(path="/v1/completions")
+    reader.feed(b"data: " + json.dumps({"choices": [], "usage": {"prompt_tokens": bad}}).encode() + b"\n\n")
+    assert reader.facts.prompt_tokens is None
+
+
+@given(st.data(), st.sampled_from(["/v1/messages", "/v1/responses"]), st.booleans())
+def test_reads_and_line_ends_do_not_matter(data: Any, path: str, dos: bool) -> None:
+    told = b"".join(events(*(MESSAGES if path == "/v1/messages" else RESPONSES)))
+    told = told.replace(b"\n", b"\r\n") if dos else told
+    reader, out = SseReader(path=path), b""
+    while told:
+        cut = data.draw(st.integers(1, len(told)))
+        out += reader.feed(told[:cut])
+        told = told[cut:]
+    reader.finish()
+    facts = reader.facts
+    wanted = (25, 15, 2) if path == "/v1/messages" else (37, 11, 2)
+    assert (facts.prompt_tokens, facts.completion_tokens, facts.events) == wanted
+
+
+def test_an_event_without_end_does_not_fill_the_memory() -> None:
+    reader = SseReader(path="/v1/completions", strip_usage=True)
+    piece, passed = b"data: " + b"x" * 2**20, 0
+    for _ in range(20):
+        passed += len(reader.feed(piece))
+    assert passed >= 11 * len(piece)
+    assert passed + len(reader.finish()) == 20 * len(piece)
