@@ -17,6 +17,7 @@ import uvloop
 
 from routing.dataplane.client import ClientConnection
 from routing.dataplane.router import Router
+from routing.server.parent import CANNOT_LISTEN
 from routing.table import RoutingTable, TableError, load
 
 log = logging.getLogger("routing")
@@ -72,7 +73,7 @@ async def serve(args: argparse.Namespace) -> int:
         listener = _listener(address.strip("[]"), int(port))
     except OSError as error:
         sys.stderr.write(f"cannot listen on {args.listen}: {error.strerror}\n")
-        return 1
+        return CANNOT_LISTEN
     server = await loop.create_server(lambda: ClientConnection(router), sock=listener)
     tasks = [loop.create_task(_reload(router, path, args.control_fd)), loop.create_task(_spool(spool))]
     await stopped.wait()

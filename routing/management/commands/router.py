@@ -38,30 +38,35 @@ class Command(BaseCommand):
         if not address or not port.isdecimal():
             raise CommandError(f"cannot listen on {options['listen']!r}: give HOST:PORT, such as 127.0.0.1:8080")
         _refuse_taken(address.strip("[]"), int(port), options["listen"])
-        if options["catalog"]:
-            folder = Path(tempfile.mkdtemp(prefix="llmgw-router-"))
-            routes = folder / "routes.json"
-            _from_file(Path(options["catalog"]), routes, options["no_auth"])
-        else:
-            folder = settings.STATE_DIR
-            routes = folder / "routes.json"
+        if not options["catalog"]:
+            self._serve(settings.STATE_DIR, options)
+            return
+        with tempfile.TemporaryDirectory(prefix="llmgw-router-") as folder:
+            _from_file(Path(options["catalog"]), Path(folder) / "routes.json", options["no_auth"])
+            self._serve(Path(folder), options)
+
+    def _serve(self, folder: Path, options: dict[str, Any]) -> None:
+        routes = folder / "routes.json"
         argv = ["--routes", str(routes), "--listen", options["listen"], "--usage-dir", str(folder / "usage")]
         argv += ["--drain-seconds", str(options["drain_seconds"])] + (["--no-auth"] if options["no_auth"] else [])
-        children = ChildSet(argv, max(options["processes"], 1))
+        # What a child needs after its drain is little: it writes the last usage.
+        children = ChildSet(argv, max(options["processes"], 1), stop_seconds=options["drain_seconds"] + 10)
         if options["catalog"]:
             reread = lambda: _reread(Path(options["catalog"]), routes, options["no_auth"], children)  # noqa: E731
-            asyncio.run(_run(children, reread))
+            code = asyncio.run(_run(children, reread))
         else:
             Feed(routes, folder / "usage", children.notify_reload).start()
-            asyncio.run(_run(children, children.notify_reload))
+            code = asyncio.run(_run(children, children.notify_reload))
+        if code:
+            raise CommandError(f"cannot serve on {options['listen']}: the router's processes ended with code {code}")
 
 
-async def _run(children: ChildSet, on_hangup: Any) -> None:
+async def _run(children: ChildSet, on_hangup: Any) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, children.stop)
     loop.add_signal_handler(signal.SIGHUP, on_hangup)
-    await children.run()
+    return await children.run()
 
 
 def _refuse_taken(address: str, port: int, listen: str) -> None:
