@@ -73,8 +73,8 @@ class Overview:
     nodes: tuple[NodeTile, ...]
 
 
-_REPLICA_NEEDS = frozenset({ReplicaState.FAILED, ReplicaState.LOST})
-_HAND = frozenset({ReplicaState.STARTING, ReplicaState.DRAINING, ReplicaState.DEGRADED, ReplicaState.PENDING})
+_REPLICA_NEEDS = frozenset({ReplicaState.FAILED})
+_HAND = frozenset(ReplicaState) - {ReplicaState.READY, ReplicaState.STOPPED, ReplicaState.FAILED}
 _NODE_NEXT = {
     NodeStatus.LOST: "nothing happens by itself: start its agent again, or delete the node",
     NodeStatus.QUARANTINED: "nothing happens by itself: see the node's page, then release it",

@@ -72,8 +72,10 @@ def _ending(facts: ReplicaFacts, live: list[ShardFact]) -> Computed:
 
 def _lost(facts: ReplicaFacts) -> Computed:
     names = ", ".join(sorted({s.node for s in facts.shards if s.state is ShardState.LOST}))
-    reason = facts.explained or f"node {names} is lost; the replica is to be placed elsewhere"
-    return Computed(state=ReplicaState.PENDING, code="node_lost", reason=reason)
+    if facts.explained:
+        return Computed(state=ReplicaState.PENDING, code="node_lost", reason=facts.explained)
+    reason = f"node {names} is lost; the replica is to be placed elsewhere"
+    return Computed(state=ReplicaState.LOST, code="node_lost", reason=reason)
 
 
 def _failed(facts: ReplicaFacts, live: list[ShardFact]) -> Computed:

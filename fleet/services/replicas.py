@@ -42,7 +42,7 @@ def recompute(replica_id: int, *, now: datetime) -> None:
         _move(replica, computed, fields)
     if replica.state in ROUTED or computed.state in ROUTED:
         doorbell.ring_routes()
-    if computed.state in (ReplicaState.PENDING, ReplicaState.DEGRADED, ReplicaState.STOPPED):
+    if computed.state in (ReplicaState.PENDING, ReplicaState.DEGRADED, ReplicaState.STOPPED, ReplicaState.LOST):
         doorbell.ring_reconcile()
 
 
@@ -51,7 +51,7 @@ def _move(replica: Replica, computed: Computed, fields: dict[str, Any]) -> None:
         move_replica(replica.pk, computed.state, attempt=replica.attempt, **fields)
     except StaleTransition:
         return
-    bad = computed.state in (ReplicaState.FAILED, ReplicaState.DEGRADED)
+    bad = computed.state in (ReplicaState.FAILED, ReplicaState.DEGRADED, ReplicaState.LOST)
     record(
         f"replica_{computed.state}",
         f"{replica.label}: {replica.state} → {computed.state}" + (f": {computed.reason}" if computed.reason else ""),

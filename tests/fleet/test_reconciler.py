@@ -182,9 +182,11 @@ def test_a_returning_node_keeps_what_was_not_replaced() -> None:
     silence = NodeSilence(pk=admission.node_id, name="gpu-01", status=NodeStatus.READY, silent_seconds=400)
     liveness._unreachable(silence)
     liveness._lost(silence, timezone.now())
-    tick()
     replica = Replica.objects.get()
-    assert replica.state == ReplicaState.PENDING
+    assert (replica.state, replica.code) == (ReplicaState.LOST, "node_lost")
+    tick()
+    replica.refresh_from_db()
+    assert replica.state == ReplicaState.PENDING  # placed nowhere else, and the explanation says why
     assert "gpu-01 is lost" in replica.reason
     assert not GpuClaim.objects.filter(released_at__isnull=True).exists()
     report = ShardReport(shard=wire_name(shard), epoch=1, state=ShardState.READY, endpoint="http://127.0.0.1:20000")
