@@ -52,7 +52,8 @@ def parse(
     cards = [dict(zip(names, cells, strict=True)) for cells in rows if _is_row(names, cells)]
     if not cards:
         return Found(source="unavailable", error="cannot read nvidia-smi's CSV: it has no row of a card")
-    gpus = [build(_seen(row, number, apps or {}), host) for number, row in enumerate(cards)]
+    indexes = _indexes(cards)
+    gpus = [build(_seen(row, index, apps or {}), host) for row, index in zip(cards, indexes, strict=True)]
     units = _units(gpus, {card.uuid: card for card in listed}, apps or {})
     driver = next((value for row in cards if (value := readings.known(row.get("driver_version")))), None)
     return Found(source=SOURCE, gpus=[*gpus, *units], driver=driver)
@@ -60,11 +61,12 @@ def parse(
 
 def _units(gpus: Sequence[Gpu], listed: Mapping[str, ListedCard], apps: Mapping[str, Sequence[Process]]) -> list[Gpu]:
     units: list[Gpu] = []
+    first_index = max(gpu["index"] for gpu in gpus) + 1
     for gpu in gpus:
         if gpu["mig_mode"] != "enabled":
             continue
         card = listed.get(gpu["uuid"])
-        own = mig.units(gpu, (), card.migs if card else (), first_index=len(gpus) + len(units))
+        own = mig.units(gpu, (), card.migs if card else (), first_index=first_index + len(units))
         for unit in own:
             unit["processes"] = [process.to_json() for process in apps.get(unit["uuid"], ())]
         if not own:
@@ -103,12 +105,18 @@ def _is_row(names: Sequence[str], cells: Sequence[str]) -> bool:
     return "index" not in names or readings.integer(cells[names.index("index")]) is not None
 
 
-def _seen(row: Mapping[str, str], number: int, apps: Mapping[str, Sequence[Process]]) -> Seen:
-    index = readings.integer(row.get("index"))
+def _indexes(rows: Sequence[Mapping[str, str]]) -> list[int]:
+    """The rows' own numbers, or their places where a number is missing or there twice."""
+    told = [readings.integer(row.get("index")) for row in rows]
+    numbers = [number for number in told if number is not None]
+    return numbers if len(set(numbers)) == len(rows) else list(range(len(rows)))
+
+
+def _seen(row: Mapping[str, str], index: int, apps: Mapping[str, Sequence[Process]]) -> Seen:
     uuid = readings.known(row.get("uuid"))
     identity = (row.get("uuid"), row.get("name"), row.get("memory.total"))
     seen = Seen(
-        index=number if index is None else index,
+        index=index,
         uuid=uuid,
         uuid_told="uuid" in row,
         name=readings.known(row.get("name")),

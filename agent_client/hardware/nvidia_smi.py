@@ -65,14 +65,17 @@ def host_memory(meminfo: Path = _MEMINFO) -> HostMemory | None:
     return HostMemory(total_mib=total, available_mib=kib.get("MemAvailable")) if total else None
 
 
-def _xml(smi: _Smi, output: program.Output, host: HostMemory | None) -> Found | None:
-    """None: no report. A report counts whatever the exit code, since one sick card can spoil that."""
+def _xml(smi: _Smi, output: program.Output, host: HostMemory | None, listed: Sequence[ListedCard] = ()) -> Found | None:
+    """None: no report. A report counts whatever the exit code, since one sick card can spoil that.
+
+    `listed`: where it is known already; a report on some cards alone numbers them from 0, the list among all.
+    """
     if output.code is None:
         return None
-    found = nvidia_xml.parse(output.text, host=host)
+    found = nvidia_xml.parse(output.text, listed=listed, host=host)
     if found.error or not found.gpus:
         return None
-    if any(gpu["mig_mode"] == "enabled" for gpu in found.gpus):
+    if not listed and any(gpu["mig_mode"] == "enabled" for gpu in found.gpus):
         found = nvidia_xml.parse(output.text, listed=_listed(smi), host=host)
     if all(gpu["compute_capability"] for gpu in found.gpus):
         return found
@@ -105,18 +108,10 @@ def _others(smi: _Smi, output: program.Output, host: HostMemory | None) -> Found
     listed = _listed(smi)
     if listed:
         second = smi("-q", "-x", "-i", ",".join(card.uuid for card in listed))
-        found = _xml(smi, second, host) if second.code is not None else None
+        found = _xml(smi, second, host, listed)
         if found is not None:
-            return _with_unreadable(_renumbered(found, listed), output.text)
+            return _with_unreadable(found, output.text)
     return _failed(smi.path, output)
-
-
-def _renumbered(found: Found, listed: Sequence[ListedCard]) -> Found:
-    """A report on some cards numbers them from 0; the list says their numbers among all."""
-    indexes = {card.uuid: card.index for card in listed}
-    for gpu in found.gpus:
-        gpu["index"] = indexes.get(gpu["uuid"], gpu["index"])
-    return found
 
 
 def _listed(smi: _Smi) -> tuple[ListedCard, ...]:
