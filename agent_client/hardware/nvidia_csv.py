@@ -80,8 +80,8 @@ def parse_apps(text: str) -> dict[str, list[Process]]:
     found: dict[str, list[Process]] = {}
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
-        uuid = readings.known(cells[0])
-        if len(cells) < len(APPS) or uuid is None or not uuid.startswith(("GPU-", "MIG-")):
+        uuid = readings.uuid(cells[0])
+        if len(cells) < len(APPS) or uuid is None:
             continue
         process = Process(
             pid=readings.integer(cells[1]),
@@ -113,7 +113,7 @@ def _indexes(rows: Sequence[Mapping[str, str]]) -> list[int]:
 
 
 def _seen(row: Mapping[str, str], index: int, apps: Mapping[str, Sequence[Process]]) -> Seen:
-    uuid = readings.known(row.get("uuid"))
+    uuid = readings.uuid(row.get("uuid"))
     identity = (row.get("uuid"), row.get("name"), row.get("memory.total"))
     seen = Seen(
         index=index,

@@ -56,7 +56,7 @@ def parse(text: str, *, listed: Iterable[ListedCard] = (), host: HostMemory | No
 
 def _indexes(elements: list[Element], listed: dict[str, ListedCard]) -> list[int]:
     """XML has no index: the place in the report, unless `-L` knows better (a card may be left out of the report)."""
-    told = [listed.get(element.findtext("uuid") or "") for element in elements]
+    told = [listed.get(readings.uuid(element.findtext("uuid")) or "") for element in elements]
     indexes = [place if card is None else card.index for place, card in enumerate(told)]
     return indexes if len(set(indexes)) == len(indexes) else list(range(len(elements)))
 
@@ -66,7 +66,7 @@ def _seen(element: Element, index: int, fabric: tuple[str, int] | None) -> Seen:
     total = element.findtext("fb_memory_usage/total")
     return Seen(
         index=index,
-        uuid=readings.known(uuid),
+        uuid=readings.uuid(uuid),
         name=readings.known(name),
         bus=readings.bus(element.findtext("pci/pci_bus_id")) or readings.bus(element.get("id")),
         memory_total_mib=readings.mib(total),

@@ -11,6 +11,7 @@ _NO_VALUE = frozenset(
 _NUMBER = re.compile(r"[0-9]{1,15}\Z")
 _MIB = re.compile(r"([0-9]{1,15})(?: MiB)?\Z")
 _BUS = re.compile(r"([0-9a-f]{1,8}):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\Z")
+_UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,90}\Z")
 #: 2^64-1 bytes is the driver's "not available"; nothing real comes near this.
 _TOO_MANY_MIB = 1 << 40
 _LONGEST = 200
@@ -35,6 +36,11 @@ def mib(text: str | None) -> int | None:
 
 def yes(text: str | None) -> bool | None:
     return {"yes": True, "no": False}.get(_bare(text or ""))
+
+
+def uuid(text: str | None) -> str | None:
+    """What an engine can be given: anything else could name another card."""
+    return text if text is not None and _UUID.match(text := text.strip()) else None
 
 
 def bus(text: str | None) -> str | None:

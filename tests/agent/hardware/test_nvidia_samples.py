@@ -114,6 +114,7 @@ H100, T4, P100 = "h100x8_580.xml", "t4_515_busy.xml", "p100_510.xml"
         (H100, "<gpu_temp>29 C<", "<gpu_temp>GPU requires reset<", "reset_required", False),
         (H100, r"<uuid>GPU-[^<]*<", "<uuid>Unknown Error<", "not_answering", False),
         (H100, r"<uuid>GPU-[^<]*<", "<uuid>N/A<", "not_answering", False),
+        (H100, r"<uuid>GPU-[^<]*<", "<uuid>0,1,2<", "not_answering", False),
         (H100, "<total>81559 MiB<", "<total>Insufficient Permissions<", "no_permission", False),
     ],
 )
