@@ -71,7 +71,10 @@ class Agent:
             on_report=self._shard_changed,
         )
         self._eyes = threading.Lock()
-        self._discovery = Discovery(DiscoveryOptions(**config.of_hardware(), owned_pids=self._supervisor.owned_pids))
+        ours = self._supervisor
+        self._discovery = Discovery(
+            DiscoveryOptions(**config.of_hardware(), owned_pids=ours.owned_pids, owned_gpus=ours.owned_gpus)
+        )
         self._link = Link(
             server=config.server,
             join_secret=config.join_secret,

@@ -26,6 +26,7 @@ class DiscoveryOptions:
     expect_gpus: int | None = None
     expect_hcas: int | None = None
     owned_pids: Callable[[], Collection[int]] = tuple  # of our engines
+    owned_gpus: Callable[[], Collection[str]] = tuple  # UUIDs that our engines were given
     severities: Mapping[str, str] = field(default_factory=dict)  # problem code → unplaceable, warning or ignore
     gpu_classes: tuple[tuple[str, str], ...] = ()  # regular expression over the whole card name, class
     kernel_log: Path = xid.KMSG
@@ -92,6 +93,7 @@ class Discovery:
         found = finish(
             self._read(),
             owned_pids={*before, *options.owned_pids()},  # one may start or end while the cards are read
+            owned_gpus=options.owned_gpus(),
             severities=options.severities,
             overrides=options.gpu_classes,
         )

@@ -20,18 +20,28 @@ def finish(
     found: Found,
     *,
     owned_pids: Collection[int] = (),
+    owned_gpus: Collection[str] = (),
     severities: Mapping[str, str] = NO_CHANGES,
     overrides: Iterable[tuple[str, str]] = (),
     pci: Path = PCI,
     proc: Path = PROC,
 ) -> Found:
-    """The inventory's GPUs as they are shown. `owned_pids`: of engines of ours, while the cards were read."""
+    """The inventory's GPUs as they are shown. `owned_pids`: of engines of ours, while the cards were read.
+
+    In a container the driver may tell another namespace's pids, or none: on `owned_gpus`, those that hold an engine of
+    ours, what can't be seen here is taken for ours.
+    """
     rules = tuple(overrides)
     totals = {gpu["uuid"]: gpu for gpu in found.gpus if gpu["uuid"]}
     gpus = []
     for gpu in found.gpus:
         listed = gpu["processes"]
-        blocking = foreign(listed, owned_pids)
+        ours = set(owned_pids)
+        hidden = {each["pid"] for each in listed if not (proc / str(each["pid"])).exists()}
+        own_card = gpu["uuid"] in owned_gpus
+        if own_card:
+            ours |= hidden
+        blocking = foreign(listed, ours)
         processes = [
             {
                 **process,
@@ -40,8 +50,9 @@ def finish(
             }
             for process in listed
         ]
-        used = None if gpu["shared_memory"] else gpu["memory_used_mib"]
-        use = judge_use(listed, used, owned_pids=owned_pids)
+        unseen = own_card and len(hidden) == len(listed)  # an engine of ours holds it, and its process is not told
+        used = None if gpu["shared_memory"] or unseen else gpu["memory_used_mib"]
+        use = judge_use(listed, used, owned_pids=ours)
         problems = settle([*gpu["problems"], *use], severities)
         usable = gpu["uuid"] is not None and gpu.get("mig_mode") != "enabled"
         gpus.append(

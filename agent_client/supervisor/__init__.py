@@ -102,6 +102,10 @@ class Supervisor:
     def owned_pids(self) -> set[int]:
         return set(processes.marked(self._mark))
 
+    def owned_gpus(self) -> set[str]:
+        """UUIDs of the cards that our engines were given."""
+        return {uuid for engine in list(self._engines.values()) if engine.entry for uuid in engine.spec.gpus}
+
     def tail(self, shard: str, epoch: int, lines: int) -> tuple[str, ...]:
         engine = self._engines.get(shard)
         if engine is None or engine.epoch != epoch or engine.entry is None:

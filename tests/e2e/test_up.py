@@ -126,17 +126,38 @@ def check_printed_curl(printed: list[str]) -> None:
     assert streamed.rstrip().endswith(b"data: [DONE]")
 
 
-def test_a_crashed_child_comes_back_and_is_named(tmp_path: Path, runs: list[Up]) -> None:
-    up = Up(tmp_path, "--no-demo")
-    runs.append(up)
-    up.said("Ctrl-C")
-    children = Path(f"/proc/{up.process.pid}/task/{up.process.pid}/children").read_text().split()
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """A run without the demo, in a folder so deep that a socket in it would be too long (107 bytes)."""
+    deep = tmp_path_factory.mktemp("plain") / ("d" * 60) / ("e" * 60)
+    deep.mkdir(parents=True)
+    up = Up(deep, "--no-demo")
+    try:
+        up.said("Ctrl-C")
+        yield up
+        up.interrupt()
+        assert up.left() == []
+    finally:
+        if up.process.poll() is None:
+            up.process.terminate()
+            up.process.wait(30)
+
+
+def test_a_crashed_child_comes_back_and_is_named(plain: Up) -> None:
+    children = Path(f"/proc/{plain.process.pid}/task/{plain.process.pid}/children").read_text().split()
     (pid,) = [int(child) for child in children if b"daphne" in Path(f"/proc/{child}/cmdline").read_bytes()]
     os.kill(pid, signal.SIGKILL)
-    assert "it starts again" in up.said("web ended with code -9")
-    wait_for(lambda: urllib.request.urlopen(f"http://{up.web}/healthz", timeout=2).status == 200, "the web process")
-    up.interrupt()
-    assert up.left() == []
+    assert "it starts again" in plain.said("web ended with code -9")
+    wait_for(lambda: urllib.request.urlopen(f"http://{plain.web}/healthz", timeout=2).status == 200, "the web process")
+
+
+def test_two_runs_never_share_a_state_folder(plain: Up) -> None:
+    argv = [sys.executable, "manage.py", "up", "--no-demo", "--web", f"127.0.0.1:{free_port()}"]
+    argv += ["--router", f"127.0.0.1:{free_port()}"]
+    done = subprocess.run(argv, cwd=ROOT, env=clean_env(plain.state), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "cannot start: `up` is running with" in done.stderr
+    assert plain.process.poll() is None
 
 
 def test_a_busy_port_is_said_before_anything_starts(tmp_path: Path) -> None:
@@ -150,27 +171,3 @@ def test_a_busy_port_is_said_before_anything_starts(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
     assert not (tmp_path / "state").exists()
-
-
-def test_two_runs_never_share_a_state_folder(tmp_path: Path, runs: list[Up]) -> None:
-    first = Up(tmp_path, "--no-demo")
-    runs.append(first)
-    first.said("Ctrl-C")
-    argv = [sys.executable, "manage.py", "up", "--no-demo", "--web", f"127.0.0.1:{free_port()}"]
-    argv += ["--router", f"127.0.0.1:{free_port()}"]
-    done = subprocess.run(argv, cwd=ROOT, env=clean_env(first.state), capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1
-    assert "cannot start: `up` is running with" in done.stderr
-    assert first.process.poll() is None
-    first.interrupt()
-
-
-def test_a_deep_folder_still_has_a_bus(tmp_path: Path, runs: list[Up]) -> None:
-    """A socket's path has at most 107 bytes; a clone may lie deeper."""
-    deep = tmp_path / ("d" * 60) / ("e" * 60)
-    deep.mkdir(parents=True)
-    up = Up(deep, "--no-demo")
-    runs.append(up)
-    up.said("Ctrl-C")
-    up.interrupt()
-    assert up.left() == []

@@ -97,7 +97,7 @@ def words(draw: st.DrawFn) -> tuple[str, list[str]]:
     return program, [word, "2"] if form == "next" else [word]
 
 
-@settings(max_examples=600)
+@settings(max_examples=150)
 @given(words())
 @example(("vllm", ["-n2"]))
 @example(("vllm", ["-tp=8"]))

@@ -100,3 +100,20 @@ def test_the_owners_class_holds_for_the_card_and_its_slices(tmp_path: Path) -> N
     assert classes() == ["h200-sxm-141gb", "h200-sxm-141gb-mig-1g.18gb"]
     assert classes((r"NVIDIA H200", "lab-h200")) == ["lab-h200", "lab-h200-mig-1g.18gb"]
     assert classes((r"Tesla T4", "lab-t4")) == classes()
+
+
+def test_in_a_container_what_cannot_be_seen_on_our_own_card_is_ours(tmp_path: Path) -> None:
+    """The driver tells the host's pids, or none at all."""
+    (tmp_path / "77").mkdir()
+    hidden, seen = Process(pid=901_234, type="C", memory_mib=70_000), Process(pid=77, type="C", memory_mib=100)
+    own = card(processes=(hidden,), memory_used_mib=70_500)
+    (gpu,) = finished(own, tmp_path=tmp_path, owned_gpus={"GPU-1"})
+    assert gpu["problems"] == []
+    (gpu,) = finished(card(memory_used_mib=70_500), tmp_path=tmp_path, owned_gpus={"GPU-1"})
+    assert gpu["problems"] == []
+    (gpu,) = finished(card(processes=(hidden, seen)), tmp_path=tmp_path, owned_gpus={"GPU-1"})
+    assert [each["foreign"] for each in gpu["processes"]] == [False, True]  # a stranger that can be seen is one
+    (gpu,) = finished(own, tmp_path=tmp_path)
+    assert [each["code"] for each in gpu["problems"]] == ["foreign_process"]
+    (gpu,) = finished(card(memory_used_mib=70_500), tmp_path=tmp_path)
+    assert [each["code"] for each in gpu["problems"]] == ["memory_held"]
