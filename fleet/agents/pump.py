@@ -121,10 +121,11 @@ class Pump:
                 log.exception("pump.failed")
 
     async def _deliver_to(self, node_ids: set[int]) -> None:
+        # A stream may be replaced while the database is read: the newer one must not be judged by the older truth.
+        consumers = {node_id: self._consumers.get(node_id) for node_id in node_ids}
         orders, sessions = await in_database(_read, node_ids)
-        for node_id in node_ids:
-            consumer = self._consumers.get(node_id)
-            if consumer is None:
+        for node_id, consumer in consumers.items():
+            if consumer is None or self._consumers.get(node_id) is not consumer:
                 continue
             if sessions.get(node_id) != consumer.admission.session_id:
                 gone = "the node was deleted" if node_id not in sessions else "another stream speaks for this node"

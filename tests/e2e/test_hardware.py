@@ -13,6 +13,7 @@ from tests.support import fake_nvml
 
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.heavy,
     pytest.mark.timeout(180),
     pytest.mark.skipif(not fake_nvml.available(), reason="gcc is needed to build the fake library"),
 ]

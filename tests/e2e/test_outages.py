@@ -12,6 +12,7 @@ from tests.e2e.harness import House, content, free_port, wait_for
 from tests.support.postgres import PrivatePostgres, bin_folder
 
 pytestmark = [
+    pytest.mark.heavy,
     pytest.mark.e2e,
     pytest.mark.timeout(180),
     pytest.mark.skipif(bin_folder() is None and not os.environ.get("CI"), reason="PostgreSQL is not installed"),

@@ -68,6 +68,7 @@ class Shell:
         return done.stdout
 
 
+@pytest.mark.heavy
 def test_two_machines(tmp_path: Path) -> None:
     program, demo, *_addresses = CONTROL_PLANE.split()
     up = Up(tmp_path, demo, argv=[str(ROOT / program)], router_on="0.0.0.0")

@@ -96,6 +96,7 @@ def runs() -> Iterator[list[Up]]:
             up.process.wait(30)
 
 
+@pytest.mark.heavy
 def test_first_answer_then_ctrl_c_then_the_same_fleet_again(tmp_path: Path, runs: list[Up]) -> None:
     up = Up(tmp_path)
     runs.append(up)
