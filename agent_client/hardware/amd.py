@@ -142,6 +142,7 @@ def _gpu(card: Card, metric: Metric, known: Mapping[str, Place], *, shared: bool
         "numa": card.numa if card.numa is not None else place.numa,
         "domain": None,
         "links": None,
+        "sensors": None,
         "mig": None,
         "placeable": not any(problem["severity"] == "unplaceable" for problem in problems),
         "shared_memory": kind.startswith(_SHARED_MEMORY),

@@ -98,6 +98,7 @@ def build(seen: Seen, host: HostMemory | None = None) -> Gpu:
         "numa": None,
         "domain": seen.domain,
         "links": None,
+        "sensors": None,
         "mig": None,
         "mig_mode": mig,
         "placeable": placeable(problems) and seen.uuid is not None and mig != "enabled",

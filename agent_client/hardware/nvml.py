@@ -122,6 +122,7 @@ def assemble(records: Sequence[Record], *, driver: str | None, cuda: str | None)
         gpu = build(_seen(record, place.get(record["index"])), host)
         gpu["numa"] = None
         gpu["links"] = _shown_links(record)
+        gpu["sensors"] = _sensors(record)
         text = nvlink.down(_links(record))
         if text:
             gpu["problems"].append(problem("nvlink_down", text))
@@ -212,6 +213,19 @@ def _shown_links(record: Record) -> dict[str, int] | None:
     return {"up": sum(link["up"] for link in links), "total": len(links)} if links else None
 
 
+def _sensors(record: Record) -> dict[str, int | float] | None:
+    """Figures of the moment; those that the card does not tell are absent."""
+    power, limit = record.get("power_mw"), record.get("power_limit_mw")
+    told = {
+        "power_watts": None if power is None else power / 1000,
+        "power_limit_watts": None if limit is None else limit / 1000,
+        "temperature_celsius": record.get("temperature_celsius"),
+        "utilisation_percent": record.get("utilisation_percent"),
+        "persistence": record.get("persistence"),
+    }
+    return {name: value for name, value in told.items() if value is not None} or None
+
+
 def _processes(given: Sequence[Record] | None) -> tuple[Process, ...]:
     return tuple(
         Process(pid=each["pid"], name=each.get("name"), type=each.get("type"), memory_mib=each.get("memory_mib"))
@@ -241,7 +255,7 @@ def _units(record: Record, parent: Gpu, *, first_index: int) -> list[Gpu]:
     processes = {each["device"]: _processes(each.get("processes")) for each in migs}
     for unit in units:
         unit["processes"] = [process.to_json() for process in processes.get(unit["mig"]["device"], ())]
-        unit["links"] = None
+        unit["links"] = unit["sensors"] = None
     if not units:
         parent["problems"].append(problem("mig_empty", "MIG is on and no instance is made of the card"))
     return units

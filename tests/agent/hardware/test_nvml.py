@@ -64,6 +64,13 @@ def test_a_dgx_h100(machine: Machine) -> None:
     }
     assert (first["memory_total_mib"], first["memory_used_mib"], first["placeable"]) == (81559, 4, True)
     assert (first["links"], first["mig"], first["problems"]) == ({"up": 18, "total": 18}, None, [])
+    assert first["sensors"] == {
+        "power_watts": 71.0,
+        "power_limit_watts": 700.0,
+        "temperature_celsius": 31,
+        "utilisation_percent": 0,
+        "persistence": 1,
+    }
     assert found.domains == [
         {"id": "nvswitch", "gpus": list(range(8)), "kind": "switch", "cluster": None, "clique": None}
     ]
