@@ -10,15 +10,15 @@ from agent_client.engines.causes import NODE_LOCAL_CAUSES
 from agent_client.profile import Profile, ProfileError, parse_profile
 from agent_client.protocol.states import ENDED_SHARD_STATES, NODE_LOCAL_FAILURES, ShardState
 from fleet.domain.states import NodeStatus, ReplicaState, ReplicaWish
-from fleet.domain.types import FleetSnapshot, GpuView, ModelView, NodeView, ReplicaView, ShardView
-from fleet.models import CatalogModel, Gpu, GpuClaim, Node, Replica, Shard
+from fleet.domain.types import FleetSnapshot, GpuView, ModelView, NodeView, PortView, ReplicaView, ShardView
+from fleet.models import Adapter, CatalogModel, Gpu, GpuClaim, Node, Replica, Shard
 
 #: After a failure with one of these another node is tried once.
 NODE_LOCAL = frozenset(NODE_LOCAL_FAILURES) | NODE_LOCAL_CAUSES
 
 
 def load() -> FleetSnapshot:
-    """Six queries."""
+    """Seven queries."""
     shards = list(
         Shard.objects.exclude(state__in=ENDED_SHARD_STATES).values_list(
             "pk", "rank", "epoch", "node_id", "state", "wanted", "replica_id"
@@ -49,6 +49,9 @@ def _nodes(per_node: dict[int, int]) -> tuple[NodeView, ...]:
     gpus: dict[int, list[GpuView]] = defaultdict(list)
     for gpu in Gpu.objects.all():
         gpus[gpu.node_id].append(_gpu(gpu, holders.get(gpu.pk, "")))
+    ports: dict[int, list[PortView]] = defaultdict(list)
+    for adapter in Adapter.objects.filter(present=True).select_related("fabric").order_by("hca", "port"):
+        ports[adapter.node_id].append(_port(adapter))
     rows = Node.objects.annotate(now=Now()).order_by("name")
     return tuple(
         NodeView(
@@ -61,9 +64,24 @@ def _nodes(per_node: dict[int, int]) -> tuple[NodeView, ...]:
             labels=node.labels,
             engines=tuple(node.engines),
             gpus=tuple(sorted(gpus[node.pk], key=lambda gpu: (gpu.index, gpu.pk))),
+            ports=tuple(ports[node.pk]),
+            mgmt_addr=node.mgmt_addr,
             shards=per_node.get(node.pk, 0),
         )
         for node in rows
+    )
+
+
+def _port(adapter: Adapter) -> PortView:
+    return PortView(
+        hca=adapter.hca,
+        port=adapter.port,
+        fabric=adapter.fabric.name if adapter.fabric else "",
+        active=adapter.state == "ACTIVE",
+        problem=next((str(p.get("text", "")) for p in adapter.problems if isinstance(p, dict)), ""),
+        netdev=adapter.netdev,
+        ethernet=adapter.link_layer == "Ethernet",
+        gid_index=adapter.gid_index,
     )
 
 
@@ -84,6 +102,7 @@ def _gpu(gpu: Gpu, holder: str) -> GpuView:
         gpu_class=gpu.gpu_class,
         memory_total_mib=gpu.memory_total_mib,
         memory_used_mib=gpu.memory_used_mib,
+        compute_capability=gpu.compute_capability,
         domain=gpu.domain,
         usable=gpu.present and gpu.placeable,
         problem=problem if gpu.present else "is gone",

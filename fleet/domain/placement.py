@@ -4,8 +4,8 @@ Filters first, each giving the first thing that stands against a node; then the 
 the smallest domain (or node) in which the group fits.
 """
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from agent_client.profile import NvlinkRule, Profile
 from fleet.domain.reasons import NodeRefusal, Reason, Refusal, fold
@@ -14,11 +14,35 @@ from fleet.domain.types import FleetSnapshot, GpuView, NodeView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class ShardPlacement:
+    """The part of a replica on one node."""
+
+    rank: int
     node: int
     node_name: str
     gpus: tuple[int, ...] = ()  # primary keys, in index order
+    fabric_env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    shards: tuple[ShardPlacement, ...]  # by rank; the first is the head
     gpu_class: str = ""
+    fabric: str = ""  # on which the ranks meet; empty on one node
+    head_address: str = ""  # where the ranks meet; empty on one node
+    preempts: tuple[int, ...] = ()  # replicas of lower priority that must end first
+
+    @property
+    def head(self) -> ShardPlacement:
+        return self.shards[0]
+
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        return tuple(gpu for shard in self.shards for gpu in shard.gpus)
+
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        return tuple(shard.node_name for shard in self.shards)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +87,7 @@ def _fit(node: NodeView, profile: Profile, taken: Collection[int]) -> _Fit | Nod
     if refusal:
         return refusal
     if profile.gpus_total == 0:
-        placement = Placement(node=node.pk, node_name=node.name)
+        placement = Placement(shards=(ShardPlacement(rank=0, node=node.pk, node_name=node.name),))
         return _Fit(placement=placement, score=(0, node.shards, 0, node.name))
     return _cards(node, profile, taken)
 
@@ -118,9 +142,9 @@ def _cards(node: NodeView, profile: Profile, taken: Collection[int]) -> _Fit | N
             refusal = refusal or found
             continue
         gpus, room = found
-        placement = Placement(
-            node=node.pk, node_name=node.name, gpus=tuple(gpu.pk for gpu in gpus), gpu_class=gpu_class
-        )
+        pks = tuple(gpu.pk for gpu in gpus)
+        shard = ShardPlacement(rank=0, node=node.pk, node_name=node.name, gpus=pks)
+        placement = Placement(shards=(shard,), gpu_class=gpu_class)
         return _Fit(placement=placement, score=(preference, room - len(gpus), node.shards, node.name))
     assert refusal is not None
     return refusal

@@ -17,12 +17,27 @@ class GpuView:
     gpu_class: str
     memory_total_mib: int | None = None
     memory_used_mib: int | None = None
-    domain: str = ""
+    compute_capability: str = ""  # "9.0"; empty when unknown
+    domain: str = ""  # NVLink domain, fleet-wide name for a rack's; empty when unknown or alone
     usable: bool = True  # present and placeable, by the agent's word
     problem: str = ""
     schedulable: bool = True
     holder: str = ""  # label of the replica whose live claim it is
     foreign: str = ""  # a process that is not ours
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortView:
+    """One port of an HCA."""
+
+    hca: str
+    port: int
+    fabric: str = ""  # as people named it; empty for an unlabelled one
+    active: bool = False
+    problem: str = ""  # why not, in a sentence
+    netdev: str = ""
+    ethernet: bool = False  # RoCE: the GID index matters
+    gid_index: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +51,9 @@ class NodeView:
     labels: Mapping[str, str] = field(default_factory=dict)
     engines: tuple[str, ...] = ()
     gpus: tuple[GpuView, ...] = ()
+    ports: tuple[PortView, ...] = ()
+    mgmt_addr: str = ""
+    holds_models: frozenset[int] = frozenset()  # models whose files it has, as far as is known
     shards: int = 0  # live ones; spreads CPU replicas
 
 

@@ -145,15 +145,18 @@ def _start(action: StartReplica, now: datetime) -> bool:
         next_try_at=None,
         engine_key=replica.engine_key or secrets.token_urlsafe(24),
     )
-    shard = Shard.objects.create(replica=replica, node_id=action.placement.node, epoch=attempt)
-    claims.claim(shard, action.placement.gpus)
-    commands.order(shard=shard, kind=CommandKind.START, reason="placed")
+    for part in action.placement.shards:
+        shard = Shard.objects.create(
+            replica=replica, rank=part.rank, node_id=part.node, epoch=attempt, fabric_env=dict(part.fabric_env)
+        )
+        claims.claim(shard, part.gpus)
+        commands.order(shard=shard, kind=CommandKind.START, reason="placed")
     cards = f" on {len(action.placement.gpus)} {action.placement.gpu_class}" if action.placement.gpus else ""
     record(
         "replica_placed",
-        f"{replica.label}: attempt {attempt} placed on {action.placement.node_name}{cards}",
+        f"{replica.label}: attempt {attempt} placed on {', '.join(action.placement.node_names)}{cards}",
         replica_id=replica.pk,
-        node_id=action.placement.node,
+        node_id=action.placement.head.node,
     )
     recompute(replica.pk, now=now)
     return True

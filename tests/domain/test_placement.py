@@ -74,7 +74,7 @@ def check_placed(picture: str, on: str, cards: Sequence[int], **fields: object) 
     snapshot = fleet(picture)
     found = place(snapshot, profile(**fields))
     assert isinstance(found, Placement), found
-    node = next(node for node in snapshot.nodes if node.pk == found.node)
+    node = next(node for node in snapshot.nodes if node.pk == found.head.node)
     assert (node.name, [gpu.index for gpu in node.gpus if gpu.pk in found.gpus]) == (on, list(cards))
 
 
@@ -164,7 +164,7 @@ def test_a_cpu_replica_needs_no_cards() -> None:
 
 def test_a_node_to_avoid_is_used_only_when_no_other_fits() -> None:
     snapshot = fleet("a: .\nb: .")
-    assert place(snapshot, profile(), avoid={1}).node == 2  # type: ignore[union-attr]
+    assert place(snapshot, profile(), avoid={1}).head.node == 2  # type: ignore[union-attr]
     assert place(fleet("a: .\nb: x"), profile(), avoid={1}).node == 1  # type: ignore[union-attr]
 
 
@@ -188,7 +188,7 @@ def test_only_free_cards_of_schedulable_nodes_whatever_the_order(
     rng.shuffle(nodes)
     assert place(FleetSnapshot(nodes=tuple(nodes)), profile(tensor_parallel=size)) == found
     if isinstance(found, Placement):
-        node = next(node for node in snapshot.nodes if node.pk == found.node)
+        node = next(node for node in snapshot.nodes if node.pk == found.head.node)
         chosen = [gpu for gpu in node.gpus if gpu.pk in found.gpus]
         assert node.status is NodeStatus.READY
         assert node.schedulable

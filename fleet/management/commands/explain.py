@@ -26,7 +26,7 @@ class Command(BaseCommand):
         for copy in found.copies:
             self._copy(copy)
         if isinstance(found.another, Placement):
-            self.stdout.write(f"one more copy would go to {found.another.node_name}")
+            self.stdout.write(f"one more copy would go to {', '.join(found.another.node_names)}")
         elif not any(copy.refusal for copy in found.copies):
             self.stdout.write("one more copy would not fit:")
             self._refusal(found.another)
