@@ -77,7 +77,7 @@ def _port(adapter: Adapter) -> PortView:
         hca=adapter.hca,
         port=adapter.port,
         fabric=adapter.fabric.name if adapter.fabric else "",
-        active=adapter.state == "ACTIVE",
+        active=adapter.state in ("ACTIVE", "ACTIVE_DEFER"),
         problem=next((str(p.get("text", "")) for p in adapter.problems if isinstance(p, dict)), ""),
         netdev=adapter.netdev,
         ethernet=adapter.link_layer == "Ethernet",

@@ -165,7 +165,7 @@ def test_a_cpu_replica_needs_no_cards() -> None:
 def test_a_node_to_avoid_is_used_only_when_no_other_fits() -> None:
     snapshot = fleet("a: .\nb: .")
     assert place(snapshot, profile(), avoid={1}).head.node == 2  # type: ignore[union-attr]
-    assert place(fleet("a: .\nb: x"), profile(), avoid={1}).node == 1  # type: ignore[union-attr]
+    assert place(fleet("a: .\nb: x"), profile(), avoid={1}).head.node == 1  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("reason", Reason)
