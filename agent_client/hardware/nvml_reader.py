@@ -197,7 +197,7 @@ def fabric(handle: Any, ask: Asker) -> dict[str, Any] | None:
         if ask(call, handle, pynvml.byref(info)) is None:
             continue
         return {
-            "state": int(info.state),
+            "state": int(info.state) & 0xFF,  # C has one byte here, pynvml four: the rest is what lay in memory
             "status": int(info.status),
             "cluster": bytes(info.clusterUuid).hex(),
             "clique": int(info.cliqueId),

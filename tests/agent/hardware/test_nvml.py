@@ -1,52 +1,18 @@
 """NVML through the real pynvml and a fake library: every figure, and what is sick hides nothing that is well."""
 
+import ctypes
 import json
 import re
-import sys
 from pathlib import Path
-from typing import Any
 
+import pynvml
 import pytest
 
-from agent_client.hardware import DiscoveryOptions, discovery, nvml
-from agent_client.hardware.cards import Found
+from agent_client.hardware import DiscoveryOptions, discovery, nvml, nvml_reader
+from tests.agent.hardware.machine import Machine, codes, needs_gcc
 from tests.support import fake_nvml
 
-pytestmark = pytest.mark.skipif(
-    not fake_nvml.available(), reason="gcc is not installed: the fake library can't be built"
-)
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fake_nvml.build(tmp_path_factory.mktemp("nvml"))
-
-
-@pytest.fixture(scope="module")
-def old_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fake_nvml.build(tmp_path_factory.mktemp("old-nvml"), "-DOLD")
-
-
-class Machine:
-    """A scenario in place: whatever asks NVML now gets its facts."""
-
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, library: Path) -> None:
-        self.file = folder / "facts"
-        monkeypatch.setenv("LD_LIBRARY_PATH", str(library))
-        monkeypatch.setenv("FAKE_NVML", str(self.file))
-
-    def read(self, facts: dict[str, object], **changes: object) -> Found:
-        fake_nvml.write(self.file, {**facts, **changes})
-        return nvml.read()
-
-
-@pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Path) -> Machine:
-    return Machine(tmp_path, monkeypatch, library)
-
-
-def codes(gpu: dict[str, Any]) -> list[str]:
-    return [problem["code"] for problem in gpu["problems"]]
+pytestmark = needs_gcc
 
 
 def test_a_dgx_h100(machine: Machine) -> None:
@@ -156,16 +122,16 @@ def test_one_sick_card_hides_no_other(machine: Machine, facts: dict[str, object]
 
 
 @pytest.mark.parametrize("name", [key.removeprefix("3.") for key in fake_nvml.card(3)])
-@pytest.mark.parametrize("error", ["!3", "!4", "!13", "!999"])
-def test_each_figure_may_be_missing(machine: Machine, name: str, error: str) -> None:
-    found = machine.read(fake_nvml.machine(*(fake_nvml.card(i) for i in range(4))) | {f"3.{name}": error})
-    gpu = found.gpus[3]
-    assert len(found.gpus) == 4
-    if name == "memory":
-        assert (gpu["memory_total_mib"], gpu["memory_used_mib"]) == (None, None)
-    if name == "cc":
-        assert gpu["compute_capability"] in (None, "9.0")  # known by the name
-    assert gpu["placeable"] is (name != "uuid")
+def test_each_figure_may_be_missing(machine: Machine, name: str) -> None:
+    errors = {f"{index}.{name}": error for index, error in enumerate(("!3", "!4", "!13", "!999"))}
+    found = machine.read(fake_nvml.machine(*(fake_nvml.card(i) for i in range(5))) | errors)
+    assert len(found.gpus) == 5
+    for gpu in found.gpus[:4]:
+        if name == "memory":
+            assert (gpu["memory_total_mib"], gpu["memory_used_mib"]) == (None, None)
+        if name == "cc":
+            assert gpu["compute_capability"] in (None, "9.0")  # known by the name
+        assert gpu["placeable"] is (name != "uuid")
 
 
 def test_an_absent_figure_is_not_zero_and_names_need_not_be_text(machine: Machine) -> None:
@@ -179,9 +145,9 @@ def test_an_absent_figure_is_not_zero_and_names_need_not_be_text(machine: Machin
 
 
 def test_an_old_driver_without_newer_symbols(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old_library: Path
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library_of_440: Path
 ) -> None:
-    machine = Machine(tmp_path, monkeypatch, old_library)
+    machine = Machine(tmp_path, monkeypatch, library_of_440)
     links = fake_nvml.peer_links(0, 1) | fake_nvml.peer_links(1, 0)
     cards = [fake_nvml.card(i, "Tesla V100-SXM2-16GB", "16160 3", "7.0") for i in range(2)]
     found = machine.read(fake_nvml.machine(*cards, driver="440.33", cuda=10_020) | links, **{"0.proc.0": "C 77 500"})
@@ -210,46 +176,6 @@ def test_without_the_library_there_is_nothing_to_say(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     found = nvml.read()
     assert (found.source, found.error) == ("none", None)
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_a_hanging_card_is_left_out_and_the_others_stay(machine: Machine) -> None:
-    facts = fake_nvml.dgx_h100()
-    clock = Clock()
-    source = nvml.Nvml(clock=clock)
-    fake_nvml.write(machine.file, facts)
-    assert len(source.read().gpus) == 8
-    fake_nvml.write(machine.file, facts | {"3.memory": "hang"})
-    found = source.read(deadline_seconds=1.5)
-    assert [gpu["index"] for gpu in found.gpus if gpu["placeable"]] == [0, 1, 2, 4, 5, 6, 7]
-    assert codes(found.gpus[3]) == ["not_answering"]
-    assert found.gpus[3]["uuid"] == "GPU-00000003-aaaa-bbbb-cccc-dddddddddddd"
-    assert found.gpus[3]["bus"] == "0000:4b:00.0"
-    fake_nvml.write(machine.file, facts)
-    assert codes(source.read().gpus[3]) == ["not_answering"]  # not touched again so soon
-    clock.now += nvml.RETRY_SECONDS
-    assert source.read().gpus[3]["placeable"]
-
-
-def test_a_library_that_hangs_at_once_ends_at_the_deadline(machine: Machine) -> None:
-    fake_nvml.write(machine.file, {"init": "hang"})
-    found = nvml.Nvml().read(deadline_seconds=0.5)
-    assert (found.source, found.gpus) == ("unavailable", [])
-    assert "did not answer within 0.5 s" in (found.error or "")
-
-
-def test_a_child_that_crashes_or_lies_is_told(tmp_path: Path) -> None:
-    for text in ("", "no json\n", '{"kind": "card"}\n', "[]\n", '{"kind": "head", "count": 0}\n'):
-        script = tmp_path / "child.py"
-        script.write_text(f"import sys; sys.stdout.write({text!r}); sys.exit(3)")
-        found = nvml.Nvml([sys.executable, str(script)]).read()
-        assert found.gpus == []
 
 
 def test_discovery_prefers_nvml_and_says_what_others_use(machine: Machine, tmp_path: Path) -> None:
@@ -281,3 +207,17 @@ def test_a_fatal_xid_forbids_its_card_alone(machine: Machine, tmp_path: Path) ->
     data = discovery.discover(options).to_json()
     assert [gpu["placeable"] for gpu in data["gpus"]] == [True, False, *[True] * 6]
     assert codes(data["gpus"][1]) == ["xid"]
+
+
+STRUCTS = (
+    *("nvmlPciInfo_t", "c_nvmlMemory_t", "c_nvmlMemory_v2_t", "c_nvmlUtilization_t", "c_nvmlFieldValue_t"),
+    *("c_nvmlProcessInfo_v2_t", "c_nvmlProcessInfo_v3_t", "c_nvmlDeviceAttributes"),
+    *("c_nvmlGpuFabricInfo_t", "c_nvmlGpuFabricInfo_v2_t", "c_nvmlGpuFabricInfo_v3_t"),
+)
+
+
+def test_the_fake_lays_its_answers_out_as_pynvml_reads_them(library: Path) -> None:
+    size = ctypes.CDLL(str(library / "libnvidia-ml.so.1")).fake_size
+    for name in STRUCTS:
+        assert size(name.encode()) == ctypes.sizeof(getattr(pynvml, name)), name
+    assert size(b"OldProcess") == ctypes.sizeof(nvml_reader.OldProcess)
