@@ -51,10 +51,11 @@ def finish(
             for process in listed
         ]
         unseen = own_card and len(hidden) == len(listed)  # an engine of ours holds it, and its process is not told
-        used = None if gpu["shared_memory"] or unseen else gpu["memory_used_mib"]
+        split = gpu.get("mig_mode") == "enabled"  # its slices tell what they use
+        used = None if gpu["shared_memory"] or unseen or split else gpu["memory_used_mib"]
         use = judge_use(listed, used, owned_pids=ours)
         problems = settle([*gpu["problems"], *use], severities)
-        usable = gpu["uuid"] is not None and gpu.get("mig_mode") != "enabled"
+        usable = gpu["uuid"] is not None and not split
         gpus.append(
             {
                 **gpu,

@@ -12,7 +12,7 @@ from agent_client.hardware.labels import Fabrics, missing_adapters
 #: Grows when a key changes its meaning; new keys may come at any time.
 VERSION = 1
 #: Quickly changing figures that must not make an inventory look changed.
-_VOLATILE = ("memory_used_mib", "processes", "health", "sensors")
+_VOLATILE = ("memory_used_mib", "memory_reserved_mib", "processes", "health", "sensors")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,6 +73,11 @@ def test_used_memory_of_a_shared_machine_is_not_held_by_ghosts(tmp_path: Path) -
     ]
 
 
+def test_what_the_slices_of_a_card_use_is_not_held_on_the_card(tmp_path: Path) -> None:
+    split = card(figures=Figures(mig_current="Enabled"), memory_used_mib=60_000)
+    assert finished(split, tmp_path=tmp_path)[0]["problems"] == []
+
+
 def test_severities_decide_whether_a_card_is_placeable(tmp_path: Path) -> None:
     pending, failed = card(figures=Figures(remap_pending=True)), card(figures=Figures(remap_failed=True))
     assert [gpu["placeable"] for gpu in finished(pending, failed, tmp_path=tmp_path)] == [True, False]

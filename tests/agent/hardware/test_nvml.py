@@ -3,12 +3,14 @@
 import ctypes
 import json
 import re
+import time
 from pathlib import Path
 
 import pynvml
 import pytest
 
 from agent_client.hardware import DiscoveryOptions, discovery, nvml, nvml_reader
+from agent_client.hardware.nvidia_smi import host_memory
 from tests.agent.hardware.machine import Machine, codes, needs_gcc
 from tests.support import fake_nvml
 
@@ -28,7 +30,8 @@ def test_a_dgx_h100(machine: Machine) -> None:
         "bus": "0000:18:00.0",
         "compute_capability": "9.0",
     }
-    assert (first["memory_total_mib"], first["memory_used_mib"], first["placeable"]) == (81559, 4, True)
+    assert [first[f"memory_{name}_mib"] for name in ("total", "used", "reserved")] == [81559, 4, 614]
+    assert first["placeable"]
     assert (first["links"], first["mig"], first["problems"]) == ({"up": 18, "total": 18}, None, [])
     assert first["sensors"] == {
         "power_watts": 71.0,
@@ -60,11 +63,42 @@ def test_a_bridge_that_is_half_down_is_a_warning(machine: Machine) -> None:
     assert found.gpus[0]["placeable"]
 
 
+@pytest.mark.parametrize("link", [0, 5, 17])
+def test_a_link_that_cannot_be_read_hides_none_of_the_others(machine: Machine, link: int) -> None:
+    found = machine.read(fake_nvml.dgx_h100(), **{f"3.link.{link}": "!999"})
+    assert found.gpus[3]["links"] == {"up": 17, "total": 18}
+    assert [each["text"] for each in found.gpus[3]["problems"]] == ["17 of 18 NVLinks are up, 1 does not answer"]
+    assert [domain["gpus"] for domain in found.domains] == [list(range(8))]
+
+
+def test_links_that_may_not_be_read_are_unknown_and_not_absent(machine: Machine) -> None:
+    refused = {f"{card}.link.{link}": "!4" for card in range(4) for link in range(18)}
+    found = machine.read(fake_nvml.bridged_pairs() | refused)
+    assert [(gpu["links"], gpu["domain"], gpu["problems"]) for gpu in found.gpus] == [(None, None, [])] * 4
+
+
+def test_no_link_up_is_a_fault_where_there_is_a_switch(machine: Machine) -> None:
+    found = machine.read(fake_nvml.dgx_h100() | fake_nvml.switch_links(3, down=18))
+    assert [(domain["kind"], domain["gpus"]) for domain in found.domains] == [
+        ("switch", [0, 1, 2, 4, 5, 6, 7]),
+        ("single", [3]),
+    ]
+    assert [each["text"] for each in found.gpus[3]["problems"]] == ["0 of 18 NVLinks are up"]
+    split = {"3.mig_mode": "1 1"}  # the driver takes the links of a card in slices down
+    found = machine.read(fake_nvml.dgx_h100() | fake_nvml.switch_links(3, down=18) | split)
+    assert "nvlink_down" not in codes(found.gpus[3])
+    unbridged = {key: value for i in range(4) for key, value in fake_nvml.peer_links(i, i ^ 1, 12, down=12).items()}
+    assert [gpu["problems"] for gpu in machine.read(fake_nvml.bridged_pairs() | unbridged).gpus] == [[]] * 4
+
+
 def test_a_fabric_that_is_not_ready_splits_its_card_off(machine: Machine) -> None:
-    found = machine.read(fake_nvml.dgx_h100() | fake_nvml.fabric(5, state=2) | fake_nvml.fabric(6, status=999))
+    found = machine.read(fake_nvml.dgx_h100() | fake_nvml.fabric(5, state=2) | fake_nvml.fabric(6, status=23))
     assert [domain["gpus"] for domain in found.domains] == [[0, 1, 2, 3, 4, 7], [5], [6]]
     assert codes(found.gpus[5]) == codes(found.gpus[6]) == ["fabric_not_ready"]
-    assert "In Progress" in found.gpus[5]["problems"][0]["text"]
+    assert found.gpus[5]["problems"][0]["text"] == "its NVLink fabric is In Progress"
+    assert found.gpus[6]["problems"][0]["text"] == (
+        "its NVLink fabric is Completed, but: Insufficient Resources (NVML error 23)"
+    )
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])
@@ -92,6 +126,35 @@ def test_mig_devices_are_units_and_their_card_is_not(machine: Machine) -> None:
     ]
 
 
+def test_processes_that_the_driver_tells_of_the_card_belong_to_its_instances(machine: Machine) -> None:
+    """With rights enough NVML lists the processes of all instances on the card as well."""
+    told = {"0.proc.0": "C 4242 1005 9 0", "0.proc.1": "C 5151 300 7 0", "0.proc.2": "C 6161 20 11 0"}
+    card, _, first, second = machine.read(fake_nvml.with_mig(), **told).gpus
+    assert [process["pid"] for process in card["processes"]] == [6161]  # of an instance that is not listed
+    assert [process["pid"] for process in first["processes"]] == [5151]
+    assert [process["pid"] for process in second["processes"]] == [4242]
+
+
+@pytest.mark.parametrize("name", ["!999", fake_nvml.H100, f"{fake_nvml.H100} MIG ", "MIG"])
+def test_an_instance_without_a_readable_name_keeps_its_uuid_and_its_class(machine: Machine, name: str) -> None:
+    unit = machine.read(fake_nvml.with_mig(), **{"0.mig.0.name": name}).gpus[2]
+    assert (unit["uuid"], unit["placeable"]) == ("MIG-00000000-1111-2222-3333-444444444444", True)
+    assert (unit["mig"]["profile"], unit["class"]) == ("1g.10gb", "h100-sxm-80gb-mig-1g.10gb")  # by SMs and memory
+    unit = machine.read(fake_nvml.with_mig(), **{"0.mig.0.name": name, "0.mig.0.sms": "!3"}).gpus[2]
+    assert (unit["mig"]["profile"], unit["class"], unit["placeable"]) == (None, "h100-sxm-80gb-mig", True)
+
+
+def test_an_instance_without_a_uuid_is_shown_and_not_placeable(machine: Machine) -> None:
+    unit = machine.read(fake_nvml.with_mig(), **{"0.mig.0.uuid": "!999"}).gpus[2]
+    assert (unit["uuid"], unit["placeable"], codes(unit)) == (None, False, ["not_answering"])
+
+
+def test_only_what_looks_like_a_uuid_is_given_to_engines(machine: Machine) -> None:
+    for text in ("0", "all", "GPU-1,GPU-2", "x" * 80):
+        gpu = machine.read(fake_nvml.dgx_h100(), **{"3.uuid": text}).gpus[3]
+        assert (gpu["uuid"], gpu["placeable"]) == (None, False)
+
+
 @pytest.mark.parametrize(
     ("facts", "code", "placeable"),
     [
@@ -103,6 +166,7 @@ def test_mig_devices_are_units_and_their_card_is_not(machine: Machine) -> None:
         ({"3.throttle": 0x80}, "power_brake", True),
         ({"3.mig_mode": "0 1"}, "mig_pending", True),
         ({"3.retired.double": 63, "3.retired.single": 0}, "retired_pages_limit", False),
+        ({"3.retired.double": 16, "3.retired.times": f"{int(time.time())} " * 2}, "retired_pages_limit", False),
         ({"3.retired.pending": 1}, "retired_pages_pending", True),
         ({"3.memory": "!15"}, "lost", False),
         ({"3.power": "!16"}, "reset_required", False),
@@ -156,6 +220,28 @@ def test_an_old_driver_without_newer_symbols(
     assert [(each["pid"], each["memory_mib"]) for each in found.gpus[0]["processes"]] == [(77, 500)]
     assert [(domain["kind"], domain["gpus"]) for domain in found.domains] == [("bridge", [0, 1])]
     assert found.gpus[0]["problems"] == []
+
+
+def test_a_driver_of_460_has_instances_and_no_fabric(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library_of_460: Path
+) -> None:
+    machine = Machine(tmp_path, monkeypatch, library_of_460)
+    facts = fake_nvml.with_mig() | fake_nvml.switch_links(1, 12) | {"driver": "470.82.01", "cuda": 11_040}
+    found = machine.read(facts, **{"0.proc.0": "C 5151 300 7 0", "1.proc.0": "G 98 4", "1.proc.1": "C 99 -"})
+    assert [[process["pid"] for process in gpu["processes"]] for gpu in found.gpus] == [[], [99, 98], [5151], [4242]]
+    assert [gpu["memory_reserved_mib"] for gpu in found.gpus] == [None] * 4
+    assert [domain["gpus"] for domain in found.domains] == [[0], [1]]
+    assert found.gpus[1]["problems"] == []
+
+
+def test_a_chip_that_shares_the_machines_memory(machine: Machine) -> None:
+    facts = fake_nvml.machine(fake_nvml.card(0, "NVIDIA GB10", cc="12.1")) | {"0.memory": "!3", "0.rows": "!3"}
+    (gpu,) = machine.read(facts, **{"0.proc.0": "C 4242 5000"}).gpus
+    machine_memory = host_memory()
+    assert machine_memory is not None
+    assert (gpu["class"], gpu["shared_memory"]) == ("gb10-unified", True)
+    assert gpu["memory_total_mib"] == machine_memory.total_mib
+    assert (gpu["placeable"], [process["memory_mib"] for process in gpu["processes"]]) == (True, [5000])
 
 
 @pytest.mark.parametrize(
