@@ -8,6 +8,7 @@ from typing import Any
 
 from agent_client.hardware.cards import Found
 from agent_client.hardware.labels import Fabrics, missing_adapters
+from agent_client.hardware.problems import placeable
 
 #: Grows when a key changes its meaning; new keys may come at any time.
 VERSION = 1
@@ -55,7 +56,7 @@ def warnings(
         out.append("no adapters: this node cannot host multi-node replicas")
     elif not fabrics:
         out.append("fabric identity is not taken from the GID prefix: label fabrics in agent.yaml")
-    if sum(gpu["domain"] is None for gpu in gpus) > 1:
+    if sum(gpu["domain"] is None and placeable(gpu["problems"]) for gpu in gpus) > 1:
         need = " (needs NVML)" if found.source == "nvidia-smi" else ""
         out.append(f"NVLink topology unknown{need}: a tensor-parallel group can't be kept inside one domain")
     out += [problem["text"] for problem in found.problems]

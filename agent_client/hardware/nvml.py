@@ -14,6 +14,7 @@ from typing import Any
 
 from agent_client.hardware import program
 from agent_client.hardware.cards import Found
+from agent_client.hardware.nvidia_failures import nvml_sentence
 from agent_client.hardware.nvidia_smi import host_memory
 from agent_client.hardware.nvml_records import Record, assemble
 
@@ -88,7 +89,7 @@ class Nvml:
             if now - silence.at < RETRY_SECONDS or program.is_stuck(silence.child)
         }
         told = _Told()
-        trouble = ""
+        trouble = nvml_sentence(0, "it says nothing")
         hangs, deaths = 0, set[int | None]()
         for _ in range(_MOST_CHILDREN):
             child = f"nvml without {sorted(self._silent)}"
@@ -97,10 +98,10 @@ class Nvml:
             told.take(output.output)
             if told.ended or told.failed is not None:
                 break
-            trouble = output.complaint
+            trouble = nvml_sentence(None if output.code is None else 0, output.complaint)
             if output.code is None:
                 hangs += 1
-                why = f"the driver hangs at this card: {trouble}"
+                why = f"the driver hangs at this card: {output.complaint}"
             elif told.begun in deaths:
                 why = f"who asks the driver about this card dies ({_end_of(output.code)})"
             else:  # once may be by chance: killed by hand, or for want of memory
@@ -118,9 +119,10 @@ class Nvml:
         if told.failed is not None and not told.cards:
             if told.failed.get("code") == _NO_LIBRARY:
                 return Found(source="none")
-            return Found(source="unavailable", error=f"cannot read GPUs from NVML: {told.failed.get('error')}")
+            error = nvml_sentence(told.failed.get("code"), str(told.failed.get("error")))
+            return Found(source="unavailable", error=error)
         if not told.head:
-            return Found(source="unavailable", error=f"cannot read GPUs from NVML: {trouble or 'it says nothing'}")
+            return Found(source="unavailable", error=trouble)
         answered = told.answered()
         present = {told.cards[index].get("uuid") for index in answered}
         records = []
