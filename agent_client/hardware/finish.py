@@ -35,21 +35,17 @@ def finish(
     totals = {gpu["uuid"]: gpu for gpu in found.gpus if gpu["uuid"]}
     gpus = []
     for gpu in found.gpus:
-        listed = gpu["processes"]
+        listed = [
+            {**process, "user": process["user"] or user_of(process["pid"], process["name"], proc)}
+            for process in gpu["processes"]
+        ]
         ours = set(owned_pids)
         hidden = {each["pid"] for each in listed if not (proc / str(each["pid"])).exists()}
         own_card = gpu["uuid"] in owned_gpus
         if own_card:
             ours |= hidden
         blocking = foreign(listed, ours)
-        processes = [
-            {
-                **process,
-                "user": process["user"] or user_of(process["pid"], process["name"], proc),
-                "foreign": process in blocking,
-            }
-            for process in listed
-        ]
+        processes = [{**process, "foreign": process in blocking} for process in listed]
         unseen = own_card and len(hidden) == len(listed)  # an engine of ours holds it, and its process is not told
         split = gpu.get("mig_mode") == "enabled"  # its slices tell what they use
         used = None if gpu["shared_memory"] or unseen or split else gpu["memory_used_mib"]

@@ -159,6 +159,7 @@ def _who(blocking: list[Mapping[str, Any]], memory_used_mib: int | None) -> str:
     ordered = sorted(blocking, key=lambda process: -(process.get("memory_mib") or 0))
     shown = [
         f"{process.get('name') or 'a process'} (pid {process.get('pid')}"
+        + (f" of {process['user']}" if process.get("user") else "")
         + (f", {process['memory_mib']} MiB)" if process.get("memory_mib") is not None else ")")
         for process in ordered[:3]
     ]

@@ -23,7 +23,7 @@ def fabric_of(hca: str, fabrics: Fabrics) -> str | None:
 
 
 def missing_adapters(adapters: Sequence[Mapping[str, Any]], fabrics: Fabrics) -> list[dict[str, str]]:
-    """A warning for labelled adapters that are not there, and for each that is down: the label promises what the node can't do."""
+    """A warning for labelled adapters that are not there or down: the label promises what the node can't do."""
     out = []
     present = [str(adapter["hca"]) for adapter in adapters]
     for fabric, patterns in fabrics:

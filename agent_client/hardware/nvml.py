@@ -103,7 +103,7 @@ class Nvml:
                 hangs += 1
                 why = f"the driver hangs at this card: {output.complaint}"
             elif told.begun in deaths:
-                why = f"who asks the driver about this card dies ({_end_of(output.code)})"
+                why = f"the driver's library crashes at this card ({_end_of(output.code)})"
             else:  # once may be by chance: killed by hand, or for want of memory
                 deaths.add(told.begun)
                 continue

@@ -57,9 +57,15 @@ def test_foreign_use_is_marked_on_the_process_and_on_the_card(tmp_path: Path) ->
         memory_used_mib=1032,
         processes=(Process(pid=675, type="G", memory_mib=22), Process(pid=5762, type="C", memory_mib=1005)),
     )
+    named = card(memory_used_mib=1032, processes=(Process(pid=5762, name="train", type="C", memory_mib=1005),))
     (gpu,) = finished(seen, tmp_path=tmp_path)
     assert [process["foreign"] for process in gpu["processes"]] == [False, True]
     assert [each["code"] for each in gpu["problems"]] == ["foreign_process"]
+    (tmp_path / "5762").mkdir()
+    (tmp_path / "5762" / "cmdline").write_bytes(b"/opt/train\0")
+    (gpu,) = finished(named, tmp_path=tmp_path)
+    me = pwd.getpwuid(os.getuid()).pw_name
+    assert gpu["problems"][0]["text"] == f"used by train (pid 5762 of {me}, 1005 MiB); 1032 MiB are used"
     (gpu,) = finished(seen, tmp_path=tmp_path, owned_pids={5762})
     assert [process["foreign"] for process in gpu["processes"]] == [False, False]
     assert (gpu["problems"], gpu["placeable"]) == ([], True)

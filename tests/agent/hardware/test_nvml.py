@@ -273,7 +273,8 @@ def test_discovery_prefers_nvml_and_says_what_others_use(machine: Machine, tmp_p
     data = eyes.look().to_json()
     assert (data["source"], data["driver"]) == ("nvml", "580.65.06")
     assert codes(data["gpus"][2]) == ["foreign_process"]
-    assert "GPU 2: used by python (pid 4242, 70000 MiB); 70004 MiB are used" in data["warnings"]
+    text = "GPU 2: used by python (pid 4242, 70000 MiB); 70004 MiB are used; end it, or cordon the card"
+    assert text in data["warnings"]
     assert not any("topology" in text for text in data["warnings"])
     fake_nvml.write(machine.file, facts | {"count": 0})
     broken = eyes.look().to_json()

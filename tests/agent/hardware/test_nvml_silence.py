@@ -95,7 +95,7 @@ def test_a_library_that_ends_the_process_at_one_card_hides_no_other(machine: Mac
     found = nvml.read()
     assert [gpu["index"] for gpu in found.gpus if gpu["placeable"]] == [0, 1, 2, 4, 5, 6, 7]
     assert found.gpus[3]["problems"][0]["text"] == (
-        "who asks the driver about this card dies (signal 6); it is left alone for 10 minutes"
+        "the driver's library crashes at this card (signal 6); it is left alone for 10 minutes"
     )
     assert found.gpus[3]["uuid"] == "GPU-00000003-aaaa-bbbb-cccc-dddddddddddd"
 
