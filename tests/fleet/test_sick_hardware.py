@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.utils import timezone
@@ -27,12 +28,18 @@ H100 = "h100-sxm-80gb"
 class Node:
     """A machine with the fake library, as its agent would register and report it."""
 
-    def __init__(self, folder: Path, machine: Machine) -> None:
+    def __init__(self, folder: Path, machine: Machine, **options: Any) -> None:
         self.machine = machine
-        self.eyes = Discovery(DiscoveryOptions(node_id="gpu-01", ib_root=folder / "ib", kernel_log=folder / "log"))
+        elsewhere = {"ib_root": folder / "no-ib", "kernel_log": folder / "no-log"}
+        self.eyes = Discovery(DiscoveryOptions(node_id="gpu-01", **elsewhere | options))
+        self.seen: dict[str, Any] = {}
+        self.admission: Any = None
 
     def joins(self, facts: dict[str, object], **changes: object) -> None:
         self.machine.write(facts, **changes)
+        self.seen = self.eyes.look().to_json()
+        before = self.admission
+        identity = {"node_uid": before.node_uid, "credential": before.credential} if before else {}
         message = Register(
             protocol=1,
             agent_version="0.1.0",
@@ -42,8 +49,9 @@ class Node:
             instance_id="i",
             hostname="gpu-01",
             mgmt_addr="127.0.0.1",
-            inventory=self.eyes.look().to_json(),
+            inventory=self.seen,
             engines={"vllm": ""},
+            **identity,
         )
         self.admission = nodes.register_node(message=message, remote="127.0.0.1:1", now=timezone.now())
         nodes.verify_node(node_id=self.admission.node_id, session_id=self.admission.session_id, now=timezone.now())
