@@ -3,7 +3,6 @@
 import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, cast
-from urllib.parse import unquote
 
 import httptools
 
@@ -39,7 +38,8 @@ class ClientConnection(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
         self._out = Answers(router.cors)
         self._exchange: Proxied | None = None
-        self._sounding: Sounding | None = None  # after the client's end
+        self._ended = False  # the client has said all
+        self._sounding: Sounding | None = None  # after that, and while nothing is read
         self._deaf = False  # what comes is dropped: it can't be understood, or nobody waits for it
         self._heard_at = self._head_at = 0.0
         self._lingering = self._held = False
@@ -50,7 +50,7 @@ class ClientConnection(asyncio.Protocol):
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._head_bytes = self._raw = 0
-        self._between = True  # no byte of a next request has come
+        self._between, self._in_head = True, False  # no byte of a next request has come
         self._offered = False
 
     # -- asyncio ------------------------------------------------------------------------------------------------------
@@ -79,10 +79,13 @@ class ClientConnection(asyncio.Protocol):
                 data = self._without_offer() + data[offer.args[0] :]
             except httptools.HttpParserError as error:
                 return self._refuse(400, f"cannot read the request: {error}")
+        if self._in_head and self._raw > HEAD_BYTES:
+            self._refuse(431, f"cannot take a request head over {HEAD_BYTES} bytes")
+        elif self._requests and not self._requests[-1].complete:
+            self._check_overhead(self._requests[-1])
+        self._next()
         if len(self._requests) > 1:
             self._hold()
-        elif self._requests and not self._requests[0].complete:
-            self._check_overhead(self._requests[0])
 
     def _without_offer(self) -> bytes:
         """The head just read, without its offer to upgrade, for a new parser: the old one would take no body."""
@@ -97,7 +100,8 @@ class ClientConnection(asyncio.Protocol):
             return False
         if not self._requests[0].complete or not self._requests[0].http11:
             return False
-        self._sounding = Sounding(self._transport, self._nudge)
+        self._ended = True
+        self._sounding = self._sounding or Sounding(self._transport, self._nudge)
         return True
 
     def _nudge(self) -> None:
@@ -129,7 +133,7 @@ class ClientConnection(asyncio.Protocol):
     # -- httptools ----------------------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        self._between = False
+        self._between, self._in_head = False, True
         self._head_at = self._heard_at
 
     def on_url(self, url: bytes) -> None:
@@ -146,7 +150,7 @@ class ClientConnection(asyncio.Protocol):
             self._refuse(431, f"cannot take a request head over {HEAD_BYTES} bytes")
 
     def on_headers_complete(self) -> None:
-        self._offered = self._parser.should_upgrade()
+        self._offered, self._in_head = self._parser.should_upgrade(), False
         if self._deaf or self._offered:
             if self._parser.get_method() == b"CONNECT":
                 self._refuse(405, "cannot CONNECT: this is no proxy")
@@ -159,7 +163,7 @@ class ClientConnection(asyncio.Protocol):
             return self._refuse(400, f"cannot read the request: {wrong or 'its target is no path'}")
         request = Request(
             method=self._parser.get_method().decode(),
-            path=unquote(target.partition(b"?")[0].decode("latin-1")),
+            path=target.partition(b"?")[0].decode("ascii"),
             target=target,
             headers=headers,
             fields=fields,
@@ -173,7 +177,6 @@ class ClientConnection(asyncio.Protocol):
             self._await_body(request)
         self._headers = []  # what comes now are a chunked body's trailers, which nobody asked for
         self._requests.append(request)
-        self._next()
 
     def _await_body(self, request: Request) -> None:
         fields = request.fields
@@ -200,8 +203,8 @@ class ClientConnection(asyncio.Protocol):
             request.take(data)
         except BadRequest as error:
             return self._refuse(400, str(error))
-        if request.form is not None and request is self._requests[0]:
-            self._exchange.more() if self._exchange else self._next()
+        if self._exchange and request is self._requests[0]:
+            self._exchange.more()
 
     def on_message_complete(self) -> None:
         if self._deaf or self._offered or not self._requests:
@@ -210,8 +213,8 @@ class ClientConnection(asyncio.Protocol):
         request.keep_alive = self._parser.should_keep_alive()  # only here does it tell the truth
         request.complete = True
         self._fresh()
-        if request is self._requests[0]:
-            self._exchange.more() if self._exchange else self._next()
+        if self._exchange and request is self._requests[0]:
+            self._exchange.more()
 
     # -- one request after the other ----------------------------------------------------------------------------------
 
@@ -257,7 +260,7 @@ class ClientConnection(asyncio.Protocol):
         self._heard_at = self._head_at = asyncio.get_running_loop().time()
         if not request.complete or (self._deaf and not self._requests):
             self._linger()
-        elif not request.keep_alive or self._router.stopping or (self._sounding and not self._requests):
+        elif not request.keep_alive or self._router.stopping or (self._ended and not self._requests):
             self._linger() if self._requests else self._transport.close()
         elif self._held:
             self._hold()
@@ -285,12 +288,21 @@ class ClientConnection(asyncio.Protocol):
             elif not self._between and now - self._head_at > HEAD_SECONDS:
                 self._refuse(408, f"cannot wait for the request: its head took over {HEAD_SECONDS:g} s")
         else:
+            self._sound(self._transport)
             if self._out.held:
                 self._heard_at = now
             elif not self._requests[0].complete and now - self._heard_at > STALL_SECONDS:
                 self._refuse(408, f"cannot wait for the request: its body stood still for {STALL_SECONDS:g} s")
             if self._exchange:
                 self._exchange.look(now)
+
+    def _sound(self, transport: asyncio.Transport) -> None:
+        held = self._held or self._out.held
+        if held and self._sounding is None:
+            self._sounding = Sounding(transport, self._nudge)
+        elif self._sounding and not held and not self._ended:
+            self._sounding.stop()
+            self._sounding = None
 
     def _hold(self) -> None:
         """Read no more while much waits behind the request that is being answered."""

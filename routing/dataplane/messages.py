@@ -29,7 +29,7 @@ class Request:
     """A request from its head on; its body comes later."""
 
     method: str
-    path: str  # decoded: what it is matched by
+    path: str
     target: bytes  # path and query as the client wrote them
     headers: Headers = field(default_factory=list)
     fields: Mapping[bytes, bytes] = field(default_factory=dict)  # the same by name

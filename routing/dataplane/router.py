@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import unquote
 
 from routing.dataplane import surface
 from routing.dataplane.client import ClientConnection
@@ -132,7 +133,7 @@ class Router:
         return None
 
     def _models(self, request: Request) -> Reply:
-        wanted = request.path.removeprefix("/v1/models").removeprefix("/")
+        wanted = unquote(request.path).removeprefix("/v1/models").removeprefix("/")
         rows = []
         for name, route in self.table.routes.items():
             if request.key is None or request.key.may_use(route.name) or request.key.may_use(name):

@@ -39,6 +39,14 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
+async def chunks(reader: asyncio.StreamReader) -> bytes:
+    body = b""
+    while size := int(await reader.readuntil(b"\r\n"), 16):
+        body += (await reader.readexactly(size + 2))[:-2]
+    await reader.readexactly(2)
+    return body
+
+
 async def say_hi(heard: Heard, writer: asyncio.StreamWriter) -> None:
     writer.write(whole(json.dumps(ANSWER).encode()))
 
@@ -58,7 +66,10 @@ class Engine:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
                 line, *rest = head.strip().split("\r\n")
                 headers = {name.lower(): value.strip() for name, _, value in (row.partition(":") for row in rest)}
-                body = await reader.readexactly(int(headers.get("content-length", 0)))
+                if headers.get("transfer-encoding") == "chunked":
+                    body = await chunks(reader)
+                else:
+                    body = await reader.readexactly(int(headers.get("content-length", 0)))
                 self.heard.append(heard := Heard(line=line, headers=headers, body=body))
                 running.add(asyncio.ensure_future(self.script(heard, writer)))
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -105,16 +116,9 @@ class Wire:
         line, *rest = head.strip().split("\r\n")
         headers = {name.lower(): value.strip() for name, _, value in (row.partition(":") for row in rest)}
         if headers.get("transfer-encoding") == "chunked":
-            return int(line.split()[1]), headers, await self._chunks()
+            return int(line.split()[1]), headers, await wait(chunks(self.reader))
         body = await wait(self.reader.readexactly(int(headers.get("content-length", 0))))
         return int(line.split()[1]), headers, body
-
-    async def _chunks(self) -> bytes:
-        body = b""
-        while size := int(await wait(self.reader.readuntil(b"\r\n")), 16):
-            body += (await wait(self.reader.readexactly(size + 2)))[:-2]
-        await wait(self.reader.readexactly(2))
-        return body
 
     async def end(self) -> bytes:
         """What is left until the router closes."""
@@ -136,8 +140,10 @@ async def until(check: Callable[[], Any], what: str, seconds: float = 10.0) -> A
 class Stage:
     """`async with Stage() as stage`: engines first, then `open()` as many clients as wanted."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, cors: tuple[bytes, ...] = (), **route: Any) -> None:
+        """`route`: what the model's entry in the table says besides its endpoints."""
         self.key, self._prefix, self._sha256 = new_key()
+        self._cors, self._route = cors, route
         self.usage: list[dict[str, Any]] = []
         self.engines: list[Engine] = []
         self._servers: list[asyncio.AbstractServer] = []
@@ -145,7 +151,7 @@ class Stage:
         self._endpoints: list[dict[str, Any]] = []
 
     async def __aenter__(self) -> Self:
-        self.router = Router(parse(self._routes()), on_usage=self.usage.append)
+        self.router = Router(parse(self._routes()), cors=self._cors, on_usage=self.usage.append)
         loop = asyncio.get_running_loop()
         server = await loop.create_server(lambda: ClientConnection(self.router), "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
@@ -176,7 +182,7 @@ class Stage:
 
     def _routes(self) -> dict[str, Any]:
         key = {"id": "1", "name": "all", "prefix": self._prefix, "sha256": self._sha256}
-        model = {"name": "m", "endpoints": self._endpoints}
+        model = {"name": "m", "endpoints": self._endpoints, **self._route}
         return {"version": 1, "models": [model], "keys": [key]}
 
     async def open(self) -> Wire:
