@@ -140,8 +140,10 @@ async def until(check: Callable[[], Any], what: str, seconds: float = 10.0) -> A
 class Stage:
     """`async with Stage() as stage`: engines first, then `open()` as many clients as wanted."""
 
-    def __init__(self, *, cors: tuple[bytes, ...] = (), **route: Any) -> None:
-        """`route`: what the model's entry in the table says besides its endpoints."""
+    def __init__(self, *, cors: tuple[bytes, ...] = (), expires: str | None = None, **route: Any) -> None:
+        """`expires`: of the key. `route`: what the model's entry in the table says besides its endpoints."""
+        self.model = "m"
+        self._expires = expires
         self.key, self._prefix, self._sha256 = new_key()
         self._cors, self._route = cors, route
         self.usage: list[dict[str, Any]] = []
@@ -185,8 +187,8 @@ class Stage:
         self.router.table = parse(self._routes())
 
     def _routes(self) -> dict[str, Any]:
-        key = {"id": "1", "name": "all", "prefix": self._prefix, "sha256": self._sha256}
-        model = {"name": "m", "endpoints": self._endpoints, **self._route}
+        key = {"id": "1", "name": "all", "prefix": self._prefix, "sha256": self._sha256, "expires": self._expires}
+        model = {"name": self.model, "endpoints": self._endpoints, **self._route}
         return {"version": 1, "models": [model], "keys": [key]}
 
     async def raw_engine(self, serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]) -> None:
