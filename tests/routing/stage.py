@@ -9,7 +9,7 @@ from typing import Any, Self
 from routing.dataplane.client import ClientConnection
 from routing.dataplane.router import Router
 from routing.keys import new_key
-from routing.table import parse
+from routing.table import RoutingTable, parse
 from tests.e2e.harness import PATIENCE
 
 ANSWER = {"choices": [{"message": {"content": "hi"}}], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
@@ -140,10 +140,12 @@ async def until(check: Callable[[], Any], what: str, seconds: float = 10.0) -> A
 class Stage:
     """`async with Stage() as stage`: engines first, then `open()` as many clients as wanted."""
 
-    def __init__(self, *, cors: tuple[bytes, ...] = (), expires: str | None = None, **route: Any) -> None:
-        """`expires`: of the key. `route`: what the model's entry in the table says besides its endpoints."""
+    def __init__(
+        self, *, cors: tuple[bytes, ...] = (), expires: str | None = None, may: Any = None, **route: Any
+    ) -> None:
+        """`expires`: of the key; `may`: the models it allows. `route`: what the model's entry in the table says besides its endpoints."""
         self.model = "m"
-        self._expires = expires
+        self._expires, self._may = expires, may
         self.key, self._prefix, self._sha256 = new_key()
         self._cors, self._route = cors, route
         self.usage: list[dict[str, Any]] = []
@@ -186,8 +188,14 @@ class Stage:
         self._endpoints.append({"id": f"e{len(self._endpoints)}", "url": f"http://{address}:{port}", **more})
         self.router.table = parse(self._routes())
 
+    def with_models(self, *names: str) -> RoutingTable:
+        """A table of models without replicas."""
+        models = [{"name": name, "state": "down", "endpoints": []} for name in names]
+        return parse(self._routes() | {"models": models})
+
     def _routes(self) -> dict[str, Any]:
-        key = {"id": "1", "name": "all", "prefix": self._prefix, "sha256": self._sha256, "expires": self._expires}
+        key = {"id": "1", "name": "all", "prefix": self._prefix, "sha256": self._sha256}
+        key |= {"expires": self._expires, "models": self._may}
         model = {"name": self.model, "endpoints": self._endpoints, **self._route}
         return {"version": 1, "models": [model], "keys": [key]}
 
