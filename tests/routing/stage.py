@@ -143,7 +143,7 @@ class Stage:
     def __init__(
         self, *, cors: tuple[bytes, ...] = (), expires: str | None = None, may: Any = None, **route: Any
     ) -> None:
-        """`expires`: of the key; `may`: the models it allows. `route`: what the model's entry in the table says besides its endpoints."""
+        """`expires`: the key's end; `may`: the models it allows; `route`: the model's entry besides its endpoints."""
         self.model = "m"
         self._expires, self._may = expires, may
         self.key, self._prefix, self._sha256 = new_key()
