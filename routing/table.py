@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
+from routing.domain.timers import Timers
 from routing.keys import Key
 
 FORMAT_VERSION = 1
@@ -41,6 +42,7 @@ class Route:
     reason: str = ""
     retry_after: int = 5
     endpoints: tuple[Endpoint, ...] = ()
+    timers: Timers = field(default_factory=Timers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,7 @@ class RoutingTable:
     keys: Mapping[str, Key] = field(default_factory=dict)  # by prefix
     auth: bool = True
     keys_complete: bool = True
+    loaded: bool = True  # False: there has been no file yet
 
 
 def load(path: Path) -> RoutingTable:
@@ -91,7 +94,15 @@ def _route(item: Mapping[str, Any]) -> Route:
         reason=item.get("reason", ""),
         retry_after=int(item.get("retry_after", 5)),
         endpoints=tuple(_endpoint(each) for each in item.get("endpoints", ())),
+        timers=_timers(item.get("timers", {})),
     )
+
+
+def _timers(item: Mapping[str, Any]) -> Timers:
+    seconds = {name: None if value is None and name != "connect" else float(value) for name, value in item.items()}
+    if wrong := [name for name, value in seconds.items() if value is not None and not 0 < value < 1e6]:
+        raise ValueError(f"timers.{wrong[0]} must be a number of seconds")
+    return Timers(**seconds)  # type: ignore[arg-type]  # an unknown name is a TypeError, which says so
 
 
 def _endpoint(item: Mapping[str, Any]) -> Endpoint:
@@ -110,12 +121,20 @@ def _endpoint(item: Mapping[str, Any]) -> Endpoint:
 
 
 def _key(item: Mapping[str, Any]) -> Key:
-    models, expires = item.get("models"), item.get("expires")
+    models = item.get("models")
     return Key(
         id=str(item.get("id", item["prefix"])),
         name=item["name"],
         prefix=item["prefix"],
         sha256=item["sha256"],
         models=None if models is None else frozenset(models),
-        expires=datetime.fromisoformat(expires) if expires else None,
+        expires=_moment(item.get("expires")),
     )
+
+
+def _moment(given: str | None) -> datetime | None:
+    """A date means its beginning; without a zone it is UTC."""
+    if not given:
+        return None
+    moment = datetime.fromisoformat(given)
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

@@ -1,23 +1,28 @@
 """Writes one client's answers, one after the other. An exchange speaks to its client through it."""
 
 import asyncio
+from collections.abc import Collection
 from http import HTTPStatus
 
 from routing.dataplane.messages import Headers, Reply, Request
+from routing.domain import anthropic
 
 _LINES = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
 
 class Answers:
-    def __init__(self) -> None:
+    def __init__(self, cors: Collection[bytes]) -> None:
+        """`cors`: the origins whose pages may read answers; `*` for all."""
         self.transport: asyncio.Transport | None = None
         self.request: Request | None = None
         self.begun = False  # the head of this request's answer is out
+        self.held = False  # the client's upload waits
+        self._cors = cors
         self._chunked = False
 
     def expect(self, request: Request) -> None:
         self.request = request
-        self.begun = False
+        self.begun = self.held = False
 
     def proceed(self) -> None:
         """An interim answer; clients take any number of them before the final one (RFC 9110, 15.2)."""
@@ -33,13 +38,17 @@ class Answers:
         if not length_known and not request.http11:
             request.keep_alive = False
         lines = [_LINES.get(status) or b"HTTP/1.1 %d Status\r\n" % status]
-        lines += [name + b": " + value + b"\r\n" for name, value in headers]
+        lines += [b"%b: %b\r\n" % header for header in headers]
         lines.append(b"X-Request-Id: " + request.id.encode("latin-1") + b"\r\n")
+        if self._cors and (origin := request.fields.get(b"origin")) and (origin in self._cors or b"*" in self._cors):
+            lines.append(b"Access-Control-Allow-Origin: " + origin + b"\r\nVary: Origin\r\n")
+            lines.append(b"Access-Control-Expose-Headers: X-Request-Id, Retry-After\r\n")
         if self._chunked:
             lines.append(b"Transfer-Encoding: chunked\r\n")
-        if not request.keep_alive:
+        if not request.keep_alive or not request.complete:  # what is left of its body would not be a request
             lines.append(b"Connection: close\r\n")
-        self.transport.write(b"".join(lines) + b"\r\n")
+        lines.append(b"\r\n")
+        self.transport.write(b"".join(lines))
 
     def body(self, data: bytes) -> None:
         if self.transport is not None and data:
@@ -55,11 +64,22 @@ class Answers:
         if self.transport is not None:
             self.transport.close()
 
+    def hold(self, yes: bool) -> None:
+        """Whether the client's upload waits, because the engine does not take it so fast."""
+        if self.transport is not None and not self.transport.is_closing():
+            self.held = yes
+            self.transport.pause_reading() if yes else self.transport.resume_reading()
+
     def whole(self, reply: Reply) -> int:
         """Write it all; the status."""
-        length = str(len(reply.body)).encode()
-        self.head(reply.status, [(b"Content-Type", reply.kind), (b"Content-Length", length), *reply.headers], True)
+        body = reply.body
+        if reply.text and self.request is not None and self.request.path.startswith(anthropic.PATH):
+            body = anthropic.error(reply.status, reply.text)
+        headers = list(reply.headers)
+        if reply.status != 204:
+            headers += [(b"Content-Type", reply.kind), (b"Content-Length", str(len(body)).encode())]
+        self.head(reply.status, headers, True)
         if self.request is not None and self.request.method != "HEAD":
-            self.body(reply.body)
+            self.body(body)
         self.end()
         return reply.status

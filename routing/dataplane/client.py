@@ -1,9 +1,8 @@
-"""One client's connection: requests in, one after the other, and back pressure. A client that leaves cancels them."""
+"""One client's connection: requests in, judged by their heads, answered in turn. A client that leaves cancels them."""
 
 import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, cast
-from urllib.parse import unquote
 
 import httptools
 
@@ -12,13 +11,22 @@ from routing.dataplane.exchange import Proxied
 from routing.dataplane.messages import Request, refusal
 from routing.dataplane.sounding import Sounding
 from routing.domain import http1
+from routing.domain.form import form_of
+from routing.domain.openai import BadRequest
 
 if TYPE_CHECKING:
     from routing.dataplane.router import Router
 
 HEAD_BYTES = 32 * 1024
-HEAD_SECONDS = 10.0
 BODY_BYTES = 64 * 1024 * 1024
+#: What may wait behind the request that is being answered: no more is read until its turn.
+AHEAD_BYTES = 256 * 1024
+AHEAD_REQUESTS = 16
+
+IDLE_SECONDS = 75.0  # between requests
+HEAD_SECONDS = 10.0  # from a head's first byte to its last
+STALL_SECONDS = 30.0  # an upload may take for ever, but not stand still for longer
+LINGER_SECONDS = 5.0  # after a refusal; closing with bytes unread would be a reset, and destroy the answer
 
 
 class ClientConnection(asyncio.Protocol):
@@ -26,47 +34,58 @@ class ClientConnection(asyncio.Protocol):
         self._router = router
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpRequestParser(self)
-        self._waiting: deque[Request] = deque()
+        self._requests: deque[Request] = deque()  # whose heads are here; the first is being answered
         self._task: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._out = Answers()
+        self._out = Answers(router.cors)
         self._exchange: Proxied | None = None
-        self._sounding: Sounding | None = None  # after the client's end
+        self._ended = False  # the client has said all
+        self._sounding: Sounding | None = None  # after that, and while nothing is read
+        self._deaf = False  # what comes is dropped: it can't be understood, or nobody waits for it
+        self._heard_at = self._head_at = 0.0
+        self._lingering = self._held = False
+        self._full = False  # the client does not take its answers as fast as they come
         self._fresh()
 
     def _fresh(self) -> None:
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
-        self._head_bytes = 0
+        self._head_bytes = self._raw = 0
+        self._between, self._in_head = True, False  # no byte of a next request has come
         self._offered = False
-        self._parts: list[bytes] = []
-        self._size = 0
 
     # -- asyncio ------------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = self._out.transport = cast(asyncio.Transport, transport)  # uvloop's own class is none of it
-        self._router.clients.add(self)
-        self._watch_head()
+        self._heard_at = asyncio.get_running_loop().time()
+        self._router.welcome(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = self._out.transport = None
         if self._sounding:
             self._sounding.stop()
         self._router.clients.discard(self)
-        if self._timer:
-            self._timer.cancel()
         if self._task:
             self._task.cancel()
 
     def data_received(self, data: bytes) -> None:
-        while data and self._transport is not None and not self._transport.is_closing():
+        self._heard_at = asyncio.get_running_loop().time()
+        while data and not self._deaf and self._transport is not None and not self._transport.is_closing():
+            self._raw += len(data)
             try:
-                return self._parser.feed_data(data)
+                self._parser.feed_data(data)
+                break
             except httptools.HttpParserUpgrade as offer:
                 data = self._without_offer() + data[offer.args[0] :]
             except httptools.HttpParserError as error:
                 return self._refuse(400, f"cannot read the request: {error}")
+        if self._in_head and self._raw > HEAD_BYTES:
+            self._refuse(431, f"cannot take a request head over {HEAD_BYTES} bytes")
+        elif self._requests and not self._requests[-1].complete:
+            self._check_overhead(self._requests[-1])
+        self._next()
+        if len(self._requests) > 1:
+            self._hold()
 
     def _without_offer(self) -> bytes:
         """The head just read, without its offer to upgrade, for a new parser: the old one would take no body."""
@@ -77,9 +96,12 @@ class ClientConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """Whether the connection stays open for the answers under way; HTTP/1.0 has nothing to sound a client with."""
-        if self._task is None or self._transport is None or self._out.request is None or not self._out.request.http11:
+        if self._lingering or not self._requests or self._transport is None:
             return False
-        self._sounding = Sounding(self._transport, self._nudge)
+        if not self._requests[0].complete or not self._requests[0].http11:
+            return False
+        self._ended = True
+        self._sounding = self._sounding or Sounding(self._transport, self._nudge)
         return True
 
     def _nudge(self) -> None:
@@ -91,88 +113,126 @@ class ClientConnection(asyncio.Protocol):
             self._exchange.nudge()
 
     def pause_writing(self) -> None:
+        self._full = True
         if self._exchange:
             self._exchange.pause()
 
     def resume_writing(self) -> None:
+        self._full = False
         if self._exchange:
             self._exchange.resume()
+        self._next()
 
     def close_when_idle(self) -> bool:
         """Close now unless an answer is under way; whether it was closed."""
-        if self._task is None and self._transport is not None:
+        if not self._requests and not self._lingering and self._transport is not None:
             self._transport.close()
             return True
         return False
 
     # -- httptools ----------------------------------------------------------------------------------------------------
 
+    def on_message_begin(self) -> None:
+        self._between, self._in_head = False, True
+        self._head_at = self._heard_at
+
     def on_url(self, url: bytes) -> None:
         self._url += url
         self._count(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.append((name, value))
+        self._headers.append((name.lower(), value))
         self._count(len(name) + len(value))
 
+    def _count(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > HEAD_BYTES:
+            self._refuse(431, f"cannot take a request head over {HEAD_BYTES} bytes")
+
     def on_headers_complete(self) -> None:
-        self._offered = self._parser.should_upgrade()
-        if self._offered:
+        self._offered, self._in_head = self._parser.should_upgrade(), False
+        if self._deaf or self._offered:
             if self._parser.get_method() == b"CONNECT":
                 self._refuse(405, "cannot CONNECT: this is no proxy")
             return
-        names = [name.lower() for name, _ in self._headers]
-        lengths = names.count(b"content-length")
-        if lengths > 1 or (lengths and b"transfer-encoding" in names) or names.count(b"transfer-encoding") > 1:
-            return self._refuse(400, "cannot read the request: its length is given twice")  # request smuggling
-        if any(name == b"expect" for name in names) and self._transport:
-            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-
-    def on_body(self, data: bytes) -> None:
-        self._size += len(data)
-        if self._size > BODY_BYTES:
-            return self._refuse(413, f"cannot take a body over {BODY_BYTES} bytes")
-        self._parts.append(data)
-
-    def on_message_complete(self) -> None:
-        if self._offered or self._transport is None or self._transport.is_closing():
-            return
-        keep_alive = self._parser.should_keep_alive()  # only here does it tell the truth
-        path, _, query = self._url.decode("latin-1").partition("?")
+        headers, version = self._headers, self._parser.get_http_version()
+        fields = dict(headers)
+        target = http1.origin_form(self._url)
+        wrong = http1.fault(version, headers, fields)
+        if wrong or target is None:
+            return self._refuse(400, f"cannot read the request: {wrong or 'its target is no path'}")
         request = Request(
             method=self._parser.get_method().decode(),
-            path=unquote(path),
-            query=query,
-            headers=self._headers,
-            body=b"".join(self._parts),
-            http11=self._parser.get_http_version() == "1.1",
-            keep_alive=keep_alive,
+            path=target.partition(b"?")[0].decode("ascii"),
+            target=target,
+            headers=headers,
+            fields=fields,
+            http11=version == "1.1",
         )
-        given = next((value for name, value in self._headers if name.lower() == b"x-request-id"), b"")
+        given = fields.get(b"x-request-id")
         if given and len(given) <= 128:
             request.id = given.decode("latin-1")
+        request.reply = self._router.admit(request)
+        if request.reply is None:
+            self._await_body(request)
+        self._headers = []  # what comes now are a chunked body's trailers, which nobody asked for
+        self._requests.append(request)
+
+    def _await_body(self, request: Request) -> None:
+        fields = request.fields
+        if int(fields.get(b"content-length", 0)) > BODY_BYTES:
+            request.reply = refusal(413, f"cannot take a body over {BODY_BYTES} bytes")
+        elif (expected := fields.get(b"expect")) is not None and request.http11:
+            request.expects = expected.lower() == b"100-continue"
+            if not request.expects:
+                request.reply = refusal(417, "cannot meet the expectation: only 100-continue is known")
+        try:
+            request.form = form_of(fields.get(b"content-type", b""))
+        except BadRequest as error:
+            request.reply = refusal(400, str(error))
+
+    def on_body(self, data: bytes) -> None:
+        if self._deaf or not self._requests:
+            return
+        request = self._requests[-1]
+        if request.reply is not None:
+            return
+        if request.size + len(data) > BODY_BYTES:
+            return self._refuse(413, f"cannot take a body over {BODY_BYTES} bytes")
+        try:
+            request.take(data)
+        except BadRequest as error:
+            return self._refuse(400, str(error))
+        if self._exchange and request is self._requests[0]:
+            self._exchange.more()
+
+    def on_message_complete(self) -> None:
+        if self._deaf or self._offered or not self._requests:
+            return
+        request = self._requests[-1]
+        request.keep_alive = self._parser.should_keep_alive()  # only here does it tell the truth
+        request.complete = True
         self._fresh()
-        if self._timer:
-            self._timer.cancel()
-        self._waiting.append(request)
-        if self._task is None:
-            self._next()
-        elif len(self._waiting) > 16:
-            self._transport.pause_reading()
+        if self._exchange and request is self._requests[0]:
+            self._exchange.more()
 
     # -- one request after the other ----------------------------------------------------------------------------------
 
     def _next(self) -> None:
-        if self._waiting:
-            request = self._waiting.popleft()
+        """Go on with the first request, as far as it is here."""
+        while self._requests and self._task is None and self._transport is not None and not self._full:
+            request = self._requests[0]
             self._out.expect(request)
-            self._task = asyncio.get_running_loop().create_task(self._serve(request))
-            if self._transport and len(self._waiting) <= 8:
-                self._transport.resume_reading()
-        elif self._sounding and self._transport:
-            self._transport.close()
-        else:
-            self._watch_head()
+            if request.reply is not None:
+                self._router.said(request, self._out.whole(request.reply))
+                self._done(request)
+            elif request.ready:
+                self._task = asyncio.get_running_loop().create_task(self._serve(request))
+            else:
+                if request.expects and not request.size:
+                    self._out.proceed()
+                request.expects = False
+                return
 
     async def _serve(self, request: Request) -> None:
         try:
@@ -185,38 +245,89 @@ class ClientConnection(asyncio.Protocol):
                 self._out.whole(refusal(500, "cannot serve the request: an error inside the router"))
             elif self._transport:
                 self._transport.abort()
-        self._exchange = None
-        self._task = None
-        if self._transport is None or self._transport.is_closing():
-            return
-        if not request.keep_alive or self._router.stopping:
-            self._transport.close()
-        else:
-            self._next()
+        self._done(request)
+        self._next()
 
     def bind(self, exchange: "Proxied | None") -> None:
         self._exchange = exchange
 
-    # -- guards -------------------------------------------------------------------------------------------------------
-
-    def _count(self, size: int) -> None:
-        self._head_bytes += size
-        if self._head_bytes > HEAD_BYTES:
-            self._refuse(431, f"cannot take a request head over {HEAD_BYTES} bytes")
-
-    def _watch_head(self) -> None:
-        if self._timer:
-            self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(HEAD_SECONDS * 6, self._idle)
-
-    def _idle(self) -> None:
-        if self._transport is not None and self._task is None:
-            self._transport.close()
-
-    def _refuse(self, status: int, text: str) -> None:
+    def _done(self, request: Request) -> None:
+        """It is answered, whether its body has come or not."""
+        self._exchange = self._task = None
         if self._transport is None or self._transport.is_closing():
             return
-        if self._task is None:
-            self._out.expect(Request(method="", path="", query="", headers=[], keep_alive=False))
-            self._out.whole(refusal(status, text))
-        self._transport.close()
+        self._requests.popleft()
+        self._heard_at = self._head_at = asyncio.get_running_loop().time()
+        if not request.complete or (self._deaf and not self._requests):
+            self._linger()
+        elif not request.keep_alive or self._router.stopping or (self._ended and not self._requests):
+            self._linger() if self._requests else self._transport.close()
+        elif self._held:
+            self._hold()
+
+    def _linger(self) -> None:
+        """Say that this was all, and drop what still comes for a while: a reset would destroy the answer."""
+        self._deaf = self._lingering = True
+        self._requests.clear()
+        if self._transport is not None:
+            self._transport.write_eof()
+            self._transport.resume_reading()
+
+    # -- guards -------------------------------------------------------------------------------------------------------
+
+    def look(self, now: float) -> None:
+        """The timers."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self._lingering:
+            if now - self._head_at > LINGER_SECONDS:
+                self._transport.abort()
+        elif not self._requests:
+            if self._between and now - self._heard_at > IDLE_SECONDS:
+                self._transport.close()
+            elif not self._between and now - self._head_at > HEAD_SECONDS:
+                self._refuse(408, f"cannot wait for the request: its head took over {HEAD_SECONDS:g} s")
+        else:
+            self._sound(self._transport)
+            if self._out.held:
+                self._heard_at = now
+            elif not self._requests[0].complete and now - self._heard_at > STALL_SECONDS:
+                self._refuse(408, f"cannot wait for the request: its body stood still for {STALL_SECONDS:g} s")
+            if self._exchange:
+                self._exchange.look(now)
+
+    def _sound(self, transport: asyncio.Transport) -> None:
+        held = self._held or self._out.held
+        if held and self._sounding is None:
+            self._sounding = Sounding(transport, self._nudge)
+        elif self._sounding and not held and not self._ended:
+            self._sounding.stop()
+            self._sounding = None
+
+    def _hold(self) -> None:
+        """Read no more while much waits behind the request that is being answered."""
+        waiting = list(self._requests)[1:]
+        held = len(waiting) > AHEAD_REQUESTS or sum(len(each.body) for each in waiting) > AHEAD_BYTES
+        if self._transport is not None and held != self._held:
+            self._held = held
+            self._transport.pause_reading() if held else self._transport.resume_reading()
+
+    def _check_overhead(self, request: Request) -> None:
+        if not http1.overhead_allowed(self._raw, request.size):
+            self._refuse(400, "cannot read the request: its chunks are mostly overhead")
+
+    def _refuse(self, status: int, text: str) -> None:
+        """Answer this in its turn, as the last: what comes after it can't be told from anything."""
+        if self._deaf or self._transport is None or self._transport.is_closing():
+            return
+        self._deaf = True
+        if not self._requests or self._requests[-1].complete:
+            self._requests.append(Request(method="", path="", target=b"", keep_alive=False))
+        request = self._requests[-1]
+        request.reply = request.reply or refusal(status, text)
+        if self._task is not None and request is self._requests[0]:  # its upload was on its way to the engine
+            self._task.cancel()
+            self._task = None
+            if self._out.begun:
+                return self._transport.abort()
+        self._next()

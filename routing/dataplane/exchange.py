@@ -5,9 +5,11 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Protocol
 
+from routing.dataplane.forward import to_client, to_engine
 from routing.dataplane.messages import Headers, Reply, Request, refusal
+from routing.dataplane.upload import Upload
 from routing.dataplane.upstream import Upstream
-from routing.domain import openai, select
+from routing.domain import anthropic, openai, select
 from routing.domain.sse import SseReader
 from routing.domain.usage import WholeReader
 from routing.keys import Key
@@ -16,9 +18,6 @@ from routing.table import Endpoint, Route
 if TYPE_CHECKING:
     from routing.dataplane.router import Router
 
-_HOP = {b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"proxy-connection"}
-#: Not passed to the engine: replaced, or the client's secrets.
-_OWN = _HOP | {b"host", b"content-length", b"authorization", b"x-api-key", b"expect", b"accept-encoding"}
 ATTEMPTS = 2
 
 
@@ -29,6 +28,7 @@ class Client(Protocol):
     def body(self, data: bytes) -> None: ...
     def end(self) -> None: ...
     def cut(self) -> None: ...
+    def hold(self, yes: bool) -> None: ...
     def whole(self, reply: Reply) -> int: ...
 
 
@@ -57,6 +57,10 @@ class Proxied:
         self._reader: SseReader | WholeReader | None = None
         self._strip = False
         self._replace: tuple[int, str] | None = None
+        self._upload: Upload | None = None
+        self._paused = False  # the client does not take more for now
+        self._sent_at = self._asked_at = 0.0  # when the request's first and last bytes were sent
+        self._heard_at: float | None = None  # when the answer's last bytes came
 
     async def run(self) -> int:
         """Serve; the status that the client got, 0 when it left before any. A client's leaving cancels this."""
@@ -98,15 +102,19 @@ class Proxied:
     async def _try(self, endpoint: Endpoint) -> bool | None:
         """True: answered whole. False: answered in part. None: no byte came, so another endpoint may be tried."""
         self._endpoint = endpoint
-        payload = self._payload(endpoint)
+        connect_seconds = self._route.timers.connect
         for fresh in (False, True):
             try:
-                self._upstream = await self._router.pool.take(endpoint, fresh=fresh)
+                self._upstream = await self._router.pool.take(
+                    # A kept connection may be found closed, and a body that is still on its way can't be sent again.
+                    endpoint,
+                    connect_seconds=connect_seconds,
+                    fresh=fresh or not self._request.complete,
+                )
             except (OSError, TimeoutError):
                 return None
             used = self._upstream.used
-            self._done = asyncio.get_running_loop().create_future()
-            self._upstream.begin(self, payload)
+            self._send(self._upstream, endpoint)
             if await self._done:
                 return True
             if self._status:
@@ -116,45 +124,53 @@ class Proxied:
             # A kept connection that the engine had closed: not its failure, once more on a new one.
         return None
 
-    def _payload(self, endpoint: Endpoint) -> bytes:
-        request = self._request
-        body = request.body
-        self._strip = False
-        if request.method == "POST" and body:
-            body, self._strip = openai.ask_usage(body, request.path, self._asked)
-            if endpoint.model and endpoint.model != self._asked.model:
-                body = openai.rename(body, endpoint.model)
-        target = f"{request.path}?{request.query}" if request.query else request.path
-        lines = [f"{request.method} {target} HTTP/1.1\r\nHost: {endpoint.authority}\r\n".encode()]
-        lines += [name + b": " + value + b"\r\n" for name, value in request.headers if name.lower() not in _OWN]
-        if endpoint.key:
-            lines.append(f"Authorization: Bearer {endpoint.key}\r\n".encode())
-        lines.append(f"X-Request-Id: {request.id}\r\nContent-Length: {len(body)}\r\n\r\n".encode())
-        return b"".join(lines) + body
+    def _send(self, upstream: Upstream, endpoint: Endpoint) -> None:
+        loop = asyncio.get_running_loop()
+        self._done = loop.create_future()
+        self._sent_at = self._asked_at = loop.time()
+        self._heard_at = None
+        head, body, self._strip = to_engine(self._request, self._asked, endpoint)
+        if self._request.complete:
+            upstream.begin(self, head, body)
+            return
+        upstream.begin(self, head, b"")
+        self._request.body = body
+        self._upload = Upload(upstream, self._request)
+        self._upload.more()
+
+    def more(self) -> None:
+        """More of the body has come."""
+        if self._upload is not None:
+            self._upload.more()
+            self._asked_at = asyncio.get_running_loop().time()
+            if self._request.complete:
+                self._client.hold(False)
 
     # -- what the engine says -----------------------------------------------------------------------------------------
 
     def engine_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
         if status in (401, 403):
             # Trouble between router and engine is ours, never the client's key.
             self._replace = (502, f"cannot serve {self._route.name}: the engine refused the router's key")
             self._status = 502
             return
         self._status = status
-        dropped = _HOP | {b"x-request-id"}
-        kept = [(name, value) for name, value in headers if name.lower() not in dropped]
-        kind = next((value for name, value in headers if name.lower() == b"content-type"), b"")
-        if kind.startswith(b"text/event-stream"):
+        fields = dict(headers)
+        kept = to_client(headers, fields)
+        length_known = b"content-length" in fields
+        if fields.get(b"content-type", b"").startswith(b"text/event-stream"):
             self._reader = SseReader(path=self._request.path, strip_usage=self._strip)
-            kept = [(name, value) for name, value in kept if name.lower() != b"content-length"]
+            kept = [header for header in kept if header[0] != b"content-length"]
+            length_known = False
         elif status == 200:
             self._reader = WholeReader()
-        known = any(name.lower() == b"content-length" for name, _ in kept)
-        self._client.head(status, kept, known)
+        self._client.head(status, kept, length_known)
 
     def engine_body(self, data: bytes) -> None:
         if self._replace:
             return
+        self._heard_at = asyncio.get_running_loop().time()
         if self._reader is not None:
             data = self._reader.feed(data)
         if data:
@@ -171,23 +187,53 @@ class Proxied:
             self._done.set_result(True)
 
     def engine_lost(self) -> None:
+        # A body that was passed on as it came is kept nowhere, so it can't be sent again.
+        self._break(502, "the engine ended in the middle of it", known=self._upload is not None)
+
+    def engine_full(self, yes: bool) -> None:
+        if self._upload is not None:
+            self._client.hold(yes and not self._request.complete)
+
+    def look(self, now: float) -> None:
+        """The timers."""
+        if self._upstream is None or self._done.done():
+            return
+        if self._paused and self._heard_at is not None:
+            self._heard_at = now  # it is the client's pause
+        asked_at = now if self._upload is not None and not self._request.complete else self._asked_at
+        late = self._route.timers.expired(now=now, sent_at=self._sent_at, asked_at=asked_at, heard_at=self._heard_at)
+        if late:
+            self._upstream.exchange = None
+            self._upstream.abort()
+            self._break(504, late, known=True)
+
+    def _break(self, status: int, text: str, *, known: bool = False) -> None:
+        """The answer ends here. `known`: for a reason that no other attempt would change."""
         if self._done.done():
             return
-        if self._status and not self._replace:
-            if isinstance(self._reader, SseReader):
-                text = "cannot go on: the engine ended in the middle of the answer"
-                begun = b"" if self._reader.between_events else b"\n\n"
-                self._client.body(begun + b"data: " + openai.error(502, text, code="engine_lost") + b"\n\n")
-            self._client.cut()
-        elif self._replace:
+        if self._replace:
             self._fail(*self._replace)
+        elif self._status:
+            if isinstance(self._reader, SseReader):
+                begun = b"" if self._reader.between_events else b"\n\n"
+                self._client.body(begun + self._error_event(status, f"cannot go on: {text}"))
+            self._client.cut()
+        elif known:
+            self._fail(status, f"cannot serve {self._route.name}: {text}")
         self._done.set_result(False)
 
+    def _error_event(self, status: int, text: str) -> bytes:
+        if self._request.path.startswith(anthropic.PATH):
+            return b"event: error\ndata: " + anthropic.error(status, text) + b"\n\n"
+        return b"data: " + openai.error(status, text, code="engine_lost") + b"\n\n"
+
     def pause(self) -> None:
+        self._paused = True
         if self._upstream is not None:
             self._upstream.pause()
 
     def resume(self) -> None:
+        self._paused = False
         if self._upstream is not None:
             self._upstream.resume()
 

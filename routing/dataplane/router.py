@@ -4,17 +4,20 @@ import json
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import unquote
 
+from routing.dataplane import surface
 from routing.dataplane.client import ClientConnection
 from routing.dataplane.exchange import Client, Proxied
 from routing.dataplane.messages import Reply, Request, refusal
 from routing.dataplane.upstream import Pool
+from routing.dataplane.watch import Watch
 from routing.domain import openai
 from routing.domain.select import Load
-from routing.keys import Denied, Key, authenticate
+from routing.keys import Denied, authenticate
 from routing.table import Route, RoutingTable
 
 log = logging.getLogger("routing")
@@ -22,21 +25,68 @@ log = logging.getLogger("routing")
 
 class Router:
     def __init__(
-        self, table: RoutingTable, *, no_auth: bool = False, on_usage: Callable[[dict[str, Any]], None]
+        self,
+        table: RoutingTable,
+        *,
+        no_auth: bool = False,
+        cors: Collection[bytes] = (),
+        on_usage: Callable[[dict[str, Any]], None],
     ) -> None:
-        self.table = table
+        """`cors`: the origins whose pages may read answers; `*` for all."""
         self.loads: dict[str, Load] = defaultdict(Load)
         self.pool = Pool()
+        self.table = table
+        self.cors = frozenset(cors)
         self.clients: set[ClientConnection] = set()
+        self._watch = Watch(self.clients)
         self.stopping = False
         self.turn = 0
         self.used = on_usage
         self._no_auth = no_auth
         self._counters: dict[tuple[str, str], int] = defaultdict(int)
 
+    @property
+    def table(self) -> RoutingTable:
+        return self._table
+
+    @table.setter
+    def table(self, table: RoutingTable) -> None:
+        self._table = table
+        endpoints = {each.id: each for route in table.routes.values() for each in route.endpoints}
+        for gone in [each for each, load in self.loads.items() if each not in endpoints and not load.outstanding]:
+            del self.loads[gone]
+        self.pool.keep({(each.address, each.port) for each in endpoints.values()})
+
+    def welcome(self, connection: ClientConnection) -> None:
+        self.clients.add(connection)
+        self._watch.begin()
+
+    def admit(self, request: Request) -> Reply | None:
+        """The answer that needs no body, by the head alone; None for a request whose body is wanted."""
+        if request.method == "OPTIONS":
+            return surface.options(request, self.cors)
+        plain = self._plain(request)
+        if plain is not None:
+            return Reply(status=plain[0], body=plain[1], kind=b"text/plain; charset=utf-8")
+        methods = surface.methods(request.path)
+        if not methods:
+            return refusal(404, f"cannot find {request.path}: the API begins with /v1/")
+        if request.method not in methods:
+            allow = ((b"Allow", b", ".join(each.encode() for each in methods)),)
+            return refusal(405, f"cannot {request.method} {request.path}: use {methods[0]}", headers=allow)
+        if self.table.auth and not self._no_auth:
+            found = authenticate(self.table.keys, surface.given_key(request), datetime.now(UTC))
+            if isinstance(found, Denied):
+                if found is Denied.UNKNOWN and not self.table.keys_complete:
+                    return refusal(503, "cannot check the key now: the control plane is away", retry_after=5)
+                return refusal(401, f"cannot authenticate: the API key is {found}", code="invalid_api_key")
+            request.key = found
+        return self._models(request) if request.method != "POST" else None
+
     async def serve(self, connection: ClientConnection, request: Request, client: Client) -> None:
-        began = time.monotonic()
-        status = await self._answer(connection, request, client)
+        self.said(request, await self._answer(connection, request, client))
+
+    def said(self, request: Request, status: int) -> None:
         self.count("llmgw_router_requests_total", str(status))
         line = {
             "event": "request",
@@ -44,7 +94,7 @@ class Router:
             "method": request.method,
             "path": request.path,
             "status": status,
-            "ms": round((time.monotonic() - began) * 1000, 1),
+            "ms": round((time.monotonic() - request.began) * 1000, 1),
         }
         log.info(json.dumps(line))
 
@@ -52,25 +102,9 @@ class Router:
         def say(status: int, text: str, *, retry_after: int = 0, code: str = "") -> int:
             return client.whole(refusal(status, text, retry_after=retry_after, code=code))
 
-        plain = self._plain(request)
-        if plain is not None:
-            return client.whole(Reply(status=plain[0], body=plain[1], kind=b"text/plain; charset=utf-8"))
-        if not request.path.startswith("/v1/"):
-            return say(404, f"cannot find {request.path}: the API begins with /v1/")
-        key: Key | None = None
-        if self.table.auth and not self._no_auth:
-            found = authenticate(self.table.keys, _given_key(request), datetime.now(UTC))
-            if isinstance(found, Denied):
-                if found is Denied.UNKNOWN and not self.table.keys_complete:
-                    return say(503, "cannot check the key now: the control plane is away", retry_after=5)
-                return say(401, f"cannot authenticate: the API key is {found}", code="invalid_api_key")
-            key = found
-        if request.path == "/v1/models" or request.path.startswith("/v1/models/"):
-            return self._models(client, request, key, say)
-        if request.method != "POST":
-            return say(405, f"cannot {request.method} {request.path}: use POST")
+        key = request.key
         try:
-            asked = openai.read(request.body)
+            asked = request.form.asked() if request.form is not None else openai.read(request.body)
         except openai.BadRequest as error:
             return say(400, str(error))
         route = self.table.routes.get(asked.model)
@@ -91,23 +125,25 @@ class Router:
         if request.path == "/healthz":
             return 200, b"ok\n"
         if request.path == "/readyz":
-            return (503, b"stopping\n") if self.stopping else (200, b"ok\n")
+            if self.stopping:
+                return 503, b"stopping\n"
+            return (200, b"ok\n") if self.table.loaded else (503, b"no routes yet\n")
         if request.path == "/metrics":
             return 200, self._metrics().encode()
         return None
 
-    def _models(self, client: Client, request: Request, key: Key | None, say: Callable[..., int]) -> int:
-        wanted = request.path.removeprefix("/v1/models").removeprefix("/")
+    def _models(self, request: Request) -> Reply:
+        wanted = unquote(request.path).removeprefix("/v1/models").removeprefix("/")
         rows = []
         for name, route in self.table.routes.items():
-            if key is None or key.may_use(route.name) or key.may_use(name):
+            if request.key is None or request.key.may_use(route.name) or request.key.may_use(name):
                 rows.append({"id": name, "object": "model", "created": 0, "owned_by": "llmgw", "state": _state(route)})
         if not wanted:
-            return client.whole(Reply(status=200, body=json.dumps({"object": "list", "data": rows}).encode()))
+            return Reply(status=200, body=json.dumps({"object": "list", "data": rows}).encode())
         row = next((row for row in rows if row["id"] == wanted), None)
         if row is None:
-            return say(404, f"The model `{wanted}` does not exist.", code="model_not_found")
-        return client.whole(Reply(status=200, body=json.dumps(row).encode()))
+            return refusal(404, f"The model `{wanted}` does not exist.", code="model_not_found")
+        return Reply(status=200, body=json.dumps(row).encode())
 
     # -- books --------------------------------------------------------------------------------------------------------
 
@@ -129,13 +165,3 @@ class Router:
 
 def _state(route: Route) -> str:
     return "ready" if any(not endpoint.draining for endpoint in route.endpoints) else route.state
-
-
-def _given_key(request: Request) -> str | None:
-    for name, value in request.headers:
-        lower = name.lower()
-        if lower == b"authorization" and value[:7].lower() == b"bearer ":
-            return value[7:].strip().decode("latin-1")
-        if lower == b"x-api-key":
-            return value.strip().decode("latin-1")
-    return None

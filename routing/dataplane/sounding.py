@@ -1,7 +1,8 @@
 """Tells a client that has only said all it has to say (a half-closed one) from one that is gone.
 
 Both look the same until something is written: then a host whose socket is closed answers with a reset. So after a
-client's end something harmless is written now and then, and the kernel is asked whether the reset came.
+client's end, and while nothing is read of it, something harmless is written now and then, and the kernel is asked
+whether the reset came.
 """
 
 import asyncio

@@ -1,22 +1,65 @@
-"""The rules of HTTP/1.1 framing that the parser leaves to its user."""
+"""The rules of HTTP/1.1 framing that the parser leaves to its user. Whatever could be read in two ways is a fault."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 
 #: What an offer to change the protocol consists of.
 _OFFER = (b"upgrade", b"http2-settings", b"connection")
+#: Fields of which a second one would change what the first one says.
+_SINGLE = (b"host", b"content-length", b"transfer-encoding", b"content-type", b"authorization", b"x-api-key")
+_HOST = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=%-]*(\[[0-9A-Fa-f:.]+\])?(:[0-9]{1,5})?")
+
+#: Beyond its data a chunked body may take this many bytes, and as many times its data, for sizes and extensions.
+CHUNK_SPARE_BYTES = 64 * 1024
+CHUNK_SPARE_TIMES = 8
+
+
+def fault(version: str, headers: list[tuple[bytes, bytes]], fields: Mapping[bytes, bytes]) -> str:
+    """Why a request head can't be taken, or nothing. `fields` are the headers by lower-case name."""
+    if version not in ("1.1", "1.0"):
+        return f"HTTP/{version} is not spoken here"
+    if len(fields) != len(headers):
+        names = [name for name, _ in headers]
+        for name in _SINGLE:
+            if names.count(name) > 1:
+                return f"{name.decode()} stands there twice"
+    coding = fields.get(b"transfer-encoding")
+    if coding is not None:
+        if b"content-length" in fields:
+            return "its length is given twice"
+        if version == "1.0":
+            return "HTTP/1.0 knows no Transfer-Encoding"
+        if coding.lower() != b"chunked":
+            return "its Transfer-Encoding is not chunked"
+    host = fields.get(b"host")
+    if host is None:
+        return "" if version == "1.0" else "it names no Host"
+    return "" if _HOST.fullmatch(host) else "its Host is none"
+
+
+def origin_form(url: bytes) -> bytes | None:
+    """The target as an engine gets it; None for one that names no path (RFC 9112, 3.2)."""
+    if url[:7].lower() == b"http://":
+        url = b"/" + url[7:].partition(b"/")[2]
+    return url if url.startswith(b"/") and b"#" not in url else None
+
+
+def overhead_allowed(raw: int, data: int) -> bool:
+    """Whether a chunked body of `raw` bytes on the wire carries enough data to be meant seriously."""
+    return raw <= CHUNK_SPARE_BYTES + (1 + CHUNK_SPARE_TIMES) * data
 
 
 def without_offer(method: bytes, url: bytes, version: str, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     """A request head anew, its offer to upgrade left out: a server may ignore one (RFC 9110, 7.8)."""
     lines = [method + b" " + url + b" HTTP/" + version.encode()]
     for name, value in headers:
-        lower = name.lower()
-        if lower not in _OFFER:
+        if name not in _OFFER:
             lines.append(name + b": " + value)
-        elif lower == b"connection" and b"close" in _tokens(value):
-            lines.append(b"Connection: close")
+        elif name == b"connection" and b"close" in tokens(value):
+            lines.append(b"connection: close")
     return b"\r\n".join(lines) + b"\r\n\r\n"
 
 
-def _tokens(value: bytes) -> list[bytes]:
+def tokens(value: bytes) -> list[bytes]:
+    """A comma-separated list's members in lower case."""
     return [token.strip() for token in value.lower().split(b",")]

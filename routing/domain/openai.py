@@ -1,5 +1,6 @@
 """Reads just enough of a request, changes just enough of it, and builds errors in OpenAI's shape."""
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,17 +8,26 @@ import msgspec
 
 #: Paths whose streams can carry usage when asked.
 USAGE_PATHS = ("/v1/chat/completions", "/v1/completions")
-_ASK = b',"stream_options":{"include_usage":true}}'
+_ASK = b',"stream_options":{"include_usage":true}'
+_ASK_MORE = b'"include_usage":true'
+
+Body = bytes | bytearray
 
 
 class _Head(msgspec.Struct):
     model: str
     stream: bool | None = None
-    stream_options: dict[str, Any] | None = None
+    stream_options: dict[str, Any] | msgspec.UnsetType | None = msgspec.UNSET
 
+
+_head = msgspec.json.Decoder(_Head)
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_KEY = re.compile(rb'[ \t\r\n]*,?[ \t\r\n]*("(?:[^"\\]|\\.)*")[ \t\r\n]*:[ \t\r\n]*')
+_BLANK = re.compile(rb"[ \t\r\n]*")
+#: Up to here looking for a second `"model"` is faster than going from member to member (measured: 0.8 us a KB, 6 us).
+_SMALL_BYTES = 8 * 1024
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-_decoder = msgspec.json.Decoder(_Head)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,49 +35,82 @@ class Asked:
     model: str
     stream: bool
     usage: bool  # the client wants usage in the stream
+    options: bool = False  # there are stream options
 
 
 class BadRequest(ValueError):
     """cannot route the request."""
 
 
-def read(body: bytes) -> Asked:
+def read(body: Body) -> Asked:
     """The model and the stream flags of a JSON body; raises BadRequest."""
     try:
-        head = _decoder.decode(body)
+        head = _head.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise BadRequest(f"cannot read the request: {error}") from None
+    # An escape may hide a letter of a second key; all five letters begin with 006.
+    if len(body) > _SMALL_BYTES or body.count(b'"model"') != 1 or b"\\u006" in body:
+        members(body)
     options = head.stream_options or {}
-    return Asked(model=head.model, stream=bool(head.stream), usage=bool(options.get("include_usage")))
+    return Asked(
+        model=head.model,
+        stream=bool(head.stream),
+        usage=bool(options.get("include_usage")),
+        options=head.stream_options is not msgspec.UNSET,
+    )
 
 
-def ask_usage(body: bytes, path: str, asked: Asked) -> tuple[bytes, bool]:
+def members(body: Body) -> dict[str, tuple[int, int]]:
+    """Where each value of a JSON object stands. Raises BadRequest when a name stands there twice."""
+    try:
+        values = _members.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise BadRequest(f"cannot read the request: {error}") from None
+    spans: dict[str, tuple[int, int]] = {}
+    at = body.index(b"{") + 1
+    for name, value in values.items():
+        key = _KEY.match(body, at)
+        text = memoryview(value)
+        # The decoder keeps a name's first place and its last value: with two of them one of these does not fit.
+        if key is None or msgspec.json.decode(key[1]) != name or not body.startswith(text, key.end()):
+            raise BadRequest("cannot read the request: a name stands in it twice")
+        at = key.end() + len(text)
+        spans[name] = (key.end(), at)
+    if body[_BLANK.match(body, at).end()] != ord("}"):  # type: ignore[union-attr]  # it matches nothing, too
+        raise BadRequest("cannot read the request: a name stands in it twice")
+    return spans
+
+
+def ask_usage(body: Body, path: str, asked: Asked) -> tuple[Body, bool]:
     """The body with `stream_options.include_usage` added where the client did not ask; whether it was added."""
     if not asked.stream or asked.usage or path not in USAGE_PATHS:
         return body, False
-    if b'"stream_options"' not in body:
-        end = body.rstrip()
-        return end[:-1] + _ASK, True
-    data = msgspec.json.decode(body)
-    data["stream_options"] = {**(data.get("stream_options") or {}), "include_usage": True}
-    return msgspec.json.encode(data), True
+    if not asked.options:
+        end = body.rindex(b"}")
+        return spliced(body, end, end, _ASK), True
+    start, end = members(body)["stream_options"]
+    options = bytes(body[start:end])
+    if options == b"null":
+        return spliced(body, start, end, b"{%b}" % _ASK_MORE), True
+    inner = members(options)
+    if "include_usage" in inner:
+        first, last = inner["include_usage"]
+        return spliced(body, start + first, start + last, b"true"), True
+    return spliced(body, end - 1, end - 1, (b"," if inner else b"") + _ASK_MORE), True
 
 
-def rename(body: bytes, model: str) -> bytes:
-    """The body with another model name; every other value as it was."""
-    data = msgspec.json.decode(body)
-    data["model"] = model
-    return msgspec.json.encode(data)
+def rename(body: Body, model: str) -> Body:
+    """The body with another model name; every other byte as it was."""
+    start, end = members(body)["model"]
+    return spliced(body, start, end, msgspec.json.encode(model))
+
+
+def spliced(body: Body, start: int, end: int, new: bytes) -> Body:
+    """The body with other bytes from `start` to `end`."""
+    return b"".join((memoryview(body)[:start], new, memoryview(body)[end:]))
 
 
 def error(status: int, message: str, *, kind: str = "", code: str = "") -> bytes:
     """An error body as OpenAI's clients expect it."""
-    kinds = {
-        401: "authentication_error",
-        403: "permission_error",
-        404: "invalid_request_error",
-        429: "rate_limit_error",
-    }
-    kind = kind or kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
-    body = {"error": {"message": message, "type": kind, "param": None, "code": code or None}}
-    return msgspec.json.encode(body)
+    kind = kind or _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return msgspec.json.encode({"error": {"message": message, "type": kind, "param": None, "code": code or None}})

@@ -61,9 +61,10 @@ async def serve(args: argparse.Namespace) -> int:
         table = load(path)
     except TableError as error:
         log.warning("routes.missing %s", error)
-        table = RoutingTable(keys_complete=False)
+        table = RoutingTable(keys_complete=False, loaded=False)
     spool = UsageSpool(Path(args.usage_dir) if args.usage_dir else None)
-    router = Router(table, no_auth=args.no_auth, on_usage=spool.add)
+    cors = [origin.encode() for origin in args.cors_origin]
+    router = Router(table, no_auth=args.no_auth, cors=cors, on_usage=spool.add)
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -145,6 +146,7 @@ def main() -> int:
     parser.add_argument("--usage-dir", default="")
     parser.add_argument("--drain-seconds", type=float, default=600.0)
     parser.add_argument("--no-auth", action="store_true")
+    parser.add_argument("--cors-origin", action="append", default=[])
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     if args.no_auth:

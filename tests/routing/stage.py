@@ -9,7 +9,7 @@ from typing import Any, Self
 from routing.dataplane.client import ClientConnection
 from routing.dataplane.router import Router
 from routing.keys import new_key
-from routing.table import parse
+from routing.table import RoutingTable, parse
 from tests.e2e.harness import PATIENCE
 
 ANSWER = {"choices": [{"message": {"content": "hi"}}], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
@@ -39,6 +39,14 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
+async def chunks(reader: asyncio.StreamReader) -> bytes:
+    body = b""
+    while size := int(await reader.readuntil(b"\r\n"), 16):
+        body += (await reader.readexactly(size + 2))[:-2]
+    await reader.readexactly(2)
+    return body
+
+
 async def say_hi(heard: Heard, writer: asyncio.StreamWriter) -> None:
     writer.write(whole(json.dumps(ANSWER).encode()))
 
@@ -58,7 +66,10 @@ class Engine:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
                 line, *rest = head.strip().split("\r\n")
                 headers = {name.lower(): value.strip() for name, _, value in (row.partition(":") for row in rest)}
-                body = await reader.readexactly(int(headers.get("content-length", 0)))
+                if headers.get("transfer-encoding") == "chunked":
+                    body = await chunks(reader)
+                else:
+                    body = await reader.readexactly(int(headers.get("content-length", 0)))
                 self.heard.append(heard := Heard(line=line, headers=headers, body=body))
                 running.add(asyncio.ensure_future(self.script(heard, writer)))
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -105,16 +116,9 @@ class Wire:
         line, *rest = head.strip().split("\r\n")
         headers = {name.lower(): value.strip() for name, _, value in (row.partition(":") for row in rest)}
         if headers.get("transfer-encoding") == "chunked":
-            return int(line.split()[1]), headers, await self._chunks()
+            return int(line.split()[1]), headers, await wait(chunks(self.reader))
         body = await wait(self.reader.readexactly(int(headers.get("content-length", 0))))
         return int(line.split()[1]), headers, body
-
-    async def _chunks(self) -> bytes:
-        body = b""
-        while size := int(await wait(self.reader.readuntil(b"\r\n")), 16):
-            body += (await wait(self.reader.readexactly(size + 2)))[:-2]
-        await wait(self.reader.readexactly(2))
-        return body
 
     async def end(self) -> bytes:
         """What is left until the router closes."""
@@ -136,36 +140,46 @@ async def until(check: Callable[[], Any], what: str, seconds: float = 10.0) -> A
 class Stage:
     """`async with Stage() as stage`: engines first, then `open()` as many clients as wanted."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, *, cors: tuple[bytes, ...] = (), expires: str | None = None, may: Any = None, **route: Any
+    ) -> None:
+        """`expires`: the key's end; `may`: the models it allows; `route`: the model's entry besides its endpoints."""
+        self.model = "m"
+        self._expires, self._may = expires, may
         self.key, self._prefix, self._sha256 = new_key()
+        self._cors, self._route = cors, route
         self.usage: list[dict[str, Any]] = []
         self.engines: list[Engine] = []
-        self._servers: list[asyncio.AbstractServer] = []
+        self.raw: dict[asyncio.StreamWriter, Any] = {}
+        self.servers: list[asyncio.AbstractServer] = []
         self._wires: list[Wire] = []
         self._endpoints: list[dict[str, Any]] = []
 
     async def __aenter__(self) -> Self:
-        self.router = Router(parse(self._routes()), on_usage=self.usage.append)
+        self.router = Router(parse(self._routes()), cors=self._cors, on_usage=self.usage.append)
         loop = asyncio.get_running_loop()
         server = await loop.create_server(lambda: ClientConnection(self.router), "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
-        self._servers.append(server)
+        self.servers.append(server)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         for wire in self._wires:
             wire.writer.transport.abort()
-        for server in self._servers:
+        for server in self.servers:
             server.close()
         await until(lambda: not self.router.clients, "the clients' end")
         for engine in self.engines:
             await engine.close()
+        for task in self.raw.values():
+            task.cancel()
+        await until(lambda: not self.raw, "the raw engines' end")
         await asyncio.sleep(0)
 
     async def engine(self, script: Script = say_hi, **more: Any) -> Engine:
         engine = Engine(script)
         server = await asyncio.start_server(engine.serve, "127.0.0.1", 0, limit=2**26)
-        self._servers.append(server)
+        self.servers.append(server)
         self.engines.append(engine)
         self.endpoint(server.sockets[0].getsockname()[1], **more)
         return engine
@@ -174,10 +188,33 @@ class Stage:
         self._endpoints.append({"id": f"e{len(self._endpoints)}", "url": f"http://{address}:{port}", **more})
         self.router.table = parse(self._routes())
 
+    def with_models(self, *names: str) -> RoutingTable:
+        """A table of models without replicas."""
+        models = [{"name": name, "state": "down", "endpoints": []} for name in names]
+        return parse(self._routes() | {"models": models})
+
     def _routes(self) -> dict[str, Any]:
         key = {"id": "1", "name": "all", "prefix": self._prefix, "sha256": self._sha256}
-        model = {"name": "m", "endpoints": self._endpoints}
+        key |= {"expires": self._expires, "models": self._may}
+        model = {"name": self.model, "endpoints": self._endpoints, **self._route}
         return {"version": 1, "models": [model], "keys": [key]}
+
+    async def raw_engine(self, serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]) -> None:
+        """An engine that does as it likes with each connection."""
+
+        async def run(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            self.raw[writer] = asyncio.current_task()
+            try:
+                await serve(reader, writer)
+            except (asyncio.IncompleteReadError, ConnectionError):
+                pass
+            finally:
+                writer.transport.abort()
+                del self.raw[writer]
+
+        server = await asyncio.start_server(run, "127.0.0.1", 0, limit=2**16)
+        self.servers.append(server)
+        self.endpoint(server.sockets[0].getsockname()[1])
 
     async def open(self) -> Wire:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)

@@ -31,6 +31,13 @@ class Command(BaseCommand):
         parser.add_argument("--processes", type=int, default=1)
         parser.add_argument("--catalog", metavar="FILE", help="router-only: endpoints and keys from this file")
         parser.add_argument("--no-auth", action="store_true", help="serve everybody; said loudly at the start")
+        parser.add_argument(
+            "--cors-origin",
+            action="append",
+            default=[],
+            metavar="ORIGIN",
+            help="pages from there may use the API, such as https://chat.example.org; may be repeated; * for all",
+        )
         parser.add_argument("--drain-seconds", type=float, default=600.0)
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -49,6 +56,7 @@ class Command(BaseCommand):
         routes = folder / "routes.json"
         argv = ["--routes", str(routes), "--listen", options["listen"], "--usage-dir", str(folder / "usage")]
         argv += ["--drain-seconds", str(options["drain_seconds"])] + (["--no-auth"] if options["no_auth"] else [])
+        argv += [f"--cors-origin={origin}" for origin in options["cors_origin"]]
         # What a child needs after its drain is little: it writes the last usage.
         children = ChildSet(argv, max(options["processes"], 1), stop_seconds=options["drain_seconds"] + 10)
         if options["catalog"]:
