@@ -1,10 +1,9 @@
 """The two C programs of this benchmark: built with gcc when their source has changed, started on given cores."""
 
 import json
-import os
 import shutil
 import subprocess
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +29,14 @@ def _compile(name: str, folder: Path) -> Path:
     return target
 
 
-def pinned(cores: Collection[int]) -> Callable[[], None]:
-    """For `preexec_fn`; what taskset does, for the child and all that it starts."""
-    return lambda: os.sched_setaffinity(0, cores)
+def pinned(cores: Collection[int], argv: Sequence[object]) -> list[str]:
+    """The command, kept to these cores with all that it starts."""
+    return ["taskset", "--cpu-list", ",".join(map(str, sorted(cores))), *map(str, argv)]
 
 
 class Engine:
     def __init__(self, program: Path, cores: Collection[int]) -> None:
-        self.process = subprocess.Popen([program, "0"], stdout=subprocess.PIPE, text=True, preexec_fn=pinned(cores))
+        self.process = subprocess.Popen(pinned(cores, [program, 0]), stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.port = int(self.process.stdout.readline())
 
@@ -50,21 +49,26 @@ class LoadError(Exception):
     """cannot load the router."""
 
 
+def nothing() -> None:
+    """For whoever does not want to know when a window opens or closes."""
+
+
 def load(
-    program: Path, cores: Collection[int], mode: str, *args: object, on_begin: Callable[[], None] = lambda: None
+    program: Path,
+    cores: Collection[int],
+    mode: str,
+    *args: object,
+    on_begin: Callable[[], None] = nothing,
+    on_end: Callable[[], None] = nothing,
 ) -> dict[str, Any]:
-    """Run one load; `on_begin` is called when its window opens, and its figures come back when that has closed."""
-    argv = [str(program), mode, *map(str, args)]
-    with subprocess.Popen(
-        argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=pinned(cores)
-    ) as process:
+    """Run one load to its end; its figures. They are of the window between the two calls."""
+    argv = pinned(cores, [program, mode, *args])
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        if process.stdout.readline() != "begin\n":
-            raise LoadError(f"cannot load ({mode}): {process.stderr.read().strip()}")
-        on_begin()
-        line = process.stdout.readline()
-        if not line:
-            raise LoadError(f"cannot load ({mode}): {process.stderr.read().strip()}")
-        figures: dict[str, Any] = json.loads(line)
+        for word, call in (("begin\n", on_begin), ("end\n", on_end)):
+            if process.stdout.readline() != word:
+                raise LoadError(f"cannot load ({mode}): {process.stderr.read().strip()}")
+            call()
+        figures: dict[str, Any] = json.loads(process.stdout.readline())
         return figures
