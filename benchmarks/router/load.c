@@ -34,6 +34,8 @@ struct conn {
 
 struct samples { uint32_t *us; size_t count, room; };
 
+#define PATIENCE_NS 15000000000u /* for all streams to begin */
+
 static int epoll_fd, port;
 static const char *key;
 
@@ -53,7 +55,10 @@ static void note(struct samples *s, uint64_t ns) {
     s->us[s->count++] = ns / 1000;
 }
 
-static int by_size(const void *a, const void *b) { return (*(uint32_t *)a > *(uint32_t *)b) - (*(uint32_t *)a < *(uint32_t *)b); }
+static int by_size(const void *a, const void *b) {
+    uint32_t left = *(const uint32_t *)a, right = *(const uint32_t *)b;
+    return (left > right) - (left < right);
+}
 
 static uint32_t quantile(struct samples *s, double q) {
     if (!s->count) return 0;
@@ -80,7 +85,8 @@ static size_t chat(char *into, int streamed, const char *wish) {
 }
 
 static int dial(int to) {
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(to), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(to)};
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     int fd = socket(AF_INET, SOCK_STREAM, 0), yes = 1;
     if (fd < 0 || connect(fd, (void *)&address, sizeof address)) fail("connect");
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
@@ -223,10 +229,10 @@ static void streams(int wanted, double seconds, long gap_us) {
     struct conn *all = calloc(wanted + 1, sizeof *all), *prober = &all[wanted];
     struct samples gaps = {0}, firsts = {0};
     struct epoll_event events[256];
-    long chunks = 0, errors = 0, probes = 0;
-    int open = 0;
-    /* Opened over one second, so that their chunks do not all come at once; then half a second to settle. */
-    uint64_t began = now_ns(), settled = began + 15e8, from = 0, until = 0, next_probe = settled;
+    long chunks = 0, reads = 0, errors = 0, probes = 0;
+    int open = 0, flowing = 0;
+    /* Opened over one second, so that their chunks do not all come at once; half a second to settle when all flow. */
+    uint64_t began = now_ns(), settled = began + PATIENCE_NS, from = 0, until = 0, next_probe = 0;
     prober->is_prober = 1;
     while (!until || now_ns() < until) {
         for (uint64_t now = now_ns(); open < wanted && now >= began + open * 1e9 / wanted; open++) {
@@ -256,17 +262,22 @@ static void streams(int wanted, double seconds, long gap_us) {
             uint64_t now = now_ns();
             errors += c->part == DONE;
             if (from && c->last_ns && c->events > before) note(&gaps, now - c->last_ns);
-            if (from) chunks += c->events - before;
+            if (from) { chunks += c->events - before; reads++; }
+            if (!before && c->events && ++flowing == wanted) settled = now + 5e8;
             c->last_ns = now;
         }
-        if (!from && now_ns() >= settled) { from = now_ns(); until = from + seconds * 1e9; say("begin"); }
+        if (!from && now_ns() >= settled) {
+            next_probe = from = now_ns();
+            until = from + seconds * 1e9;
+            say("begin");
+        }
     }
     double window = (now_ns() - from) / 1e9;
     say("end");
     int streaming = 0;
     for (int i = 0; i < wanted; i++) streaming += all[i].events > 0 && all[i].part != DONE;
-    printf("{\"streams\":%d,\"chunks\":%ld,\"errors\":%ld,\"seconds\":%.4f,\"gap_p50_us\":%u,\"gap_p99_us\":%u,"
-           "\"probes\":%ld,\"first_p50_us\":%u,\"first_p99_us\":%u}\n", streaming, chunks, errors, window,
+    printf("{\"streams\":%d,\"chunks\":%ld,\"reads\":%ld,\"errors\":%ld,\"seconds\":%.4f,\"gap_p50_us\":%u,\"gap_p99_us\":%u,"
+           "\"probes\":%ld,\"first_p50_us\":%u,\"first_p99_us\":%u}\n", streaming, chunks, reads, errors, window,
            quantile(&gaps, .5), quantile(&gaps, .99), probes, quantile(&firsts, .5), quantile(&firsts, .99));
 }
 

@@ -7,7 +7,7 @@ import subprocess
 import time
 import urllib.request
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.router import processes
 from benchmarks.router.peers import Absent, Command, Place
-from benchmarks.router.programs import Engine, load, pinned
+from benchmarks.router.programs import Engine, load, nothing, pinned
 from tests.e2e.harness import free_port
 
 CONNECTIONS = 64
@@ -25,6 +25,7 @@ HELD_STREAMS = 1000
 HELD_GAP_US = 200_000
 QUIET_GAP_US = 600_000_000
 START_SECONDS = 60.0
+CALM = 0.05  # of a window
 ASK = b'{"model":"m","messages":[{"role":"user","content":"hi"}]}'
 
 
@@ -39,6 +40,7 @@ class Bench:
     cache: Path
     key: str
     seconds: float
+    quick: bool
 
 
 @dataclass
@@ -63,17 +65,16 @@ class Router:
 
     def closed(self) -> None:
         """Requests one after the other on each of 64 connections."""
-        found, cpu = self._load("closed", CONNECTIONS, self.bench.seconds)
+        found = self._undisturbed("closed", CONNECTIONS, self.bench.seconds)
         self._note("requests_per_second", found["requests"] / found["seconds"])
-        self._note("cpu_us_per_request", cpu / found["requests"] * 1e6)
-        self._note("core_share", cpu / found["seconds"])
+        self._note("cpu_us_per_request", found["cpu_seconds"] / found["requests"] * 1e6)
         self._complain("closed", found["errors"])
 
     def streams(self) -> None:
         """512 streams of 50 chunks/s, and beside them a prober whose first byte is timed."""
-        found, cpu = self._load("streams", STREAMS, self.bench.seconds, GAP_US)
-        self._note("cpu_us_per_chunk", cpu / found["chunks"] * 1e6)
-        self._note("chunks_per_second", found["chunks"] / found["seconds"])
+        found = self._undisturbed("streams", STREAMS, self.bench.seconds, GAP_US)
+        self._note("cpu_us_per_chunk", found["cpu_seconds"] / found["chunks"] * 1e6)
+        self._note("chunks_per_read", found["chunks"] / found["reads"])
         self._note("first_p50_us", found["first_p50_us"])
         self._note("first_p99_us", found["first_p99_us"])
         self._complain("streams", found["errors"] + STREAMS - found["streams"])
@@ -81,13 +82,8 @@ class Router:
     def memory(self) -> None:
         """With 1,000 streams open: the whole tree, and the largest of its processes."""
         shares: list[float] = []
-        found, _ = self._load(
-            "streams",
-            HELD_STREAMS,
-            1.0,
-            HELD_GAP_US,
-            at_end=lambda: shares.extend(processes.mib(pid) for pid in self.pids()),
-        )
+        hold = lambda: shares.extend(processes.mib(pid) for pid in self.pids())  # noqa: E731
+        found = self._load("streams", HELD_STREAMS, 1.0, HELD_GAP_US, at_end=hold)
         if shares:
             self._note("mib", sum(shares))
             self._note("mib_largest", max(shares))
@@ -95,30 +91,42 @@ class Router:
 
     def stall(self) -> None:
         """How far ahead the engine gets of a client that stopped reading."""
-        found, _ = self._load("stall", self.engine.port, 2.0)
-        self._note("ahead_mb", found["ahead_bytes"] / 1e6)
+        self._note("ahead_mb", self._load("stall", self.engine.port, 2.0)["ahead_bytes"] / 1e6)
 
     def leave(self, times: int) -> None:
         """How long after a client closed a quiet stream the engine sees it."""
-        found, _ = self._load("leave", self.engine.port, times, QUIET_GAP_US)
-        self._note("leave_p50_ms", found["p50_us"] / 1000)
-        self._note("leave_max_ms", found["max_us"] / 1000)
+        found = self._load("leave", self.engine.port, times, QUIET_GAP_US)
+        if found["missed"] < found["times"]:
+            self._note("leave_p50_ms", found["p50_us"] / 1000)
+            self._note("leave_max_ms", found["max_us"] / 1000)
         self._note("leave_missed", found["missed"])
 
-    def _load(self, mode: str, *args: object, at_end: Any = None) -> tuple[dict[str, Any], float]:
-        """The load's figures and the CPU seconds that the router used in its window."""
-        pids, used = self.pids(), [0.0]
+    def _undisturbed(self, mode: str, *args: object) -> dict[str, Any]:
+        """The calmest of up to three tries: a router that waits for its core reads more at once, and looks cheaper."""
+        tries = []
+        for _ in range(1 if self.bench.quick else 3):
+            tries.append(self._load(mode, *args))
+            if tries[-1]["waited"] < CALM:
+                break
+        calmest = min(tries, key=lambda found: found["waited"])
+        self._note("waited", calmest["waited"])
+        return calmest
 
-        def begin() -> None:
-            used[0] -= processes.cpu_seconds(pids)
+    def _load(self, mode: str, *args: object, at_end: Callable[[], None] = nothing) -> dict[str, Any]:
+        """The load's figures; with them the CPU seconds and the share of time waited for the core, in its window."""
+        pids, marks = self.pids(), []
+
+        def mark() -> None:
+            marks.append((processes.cpu_seconds(pids), processes.waited_seconds(pids), time.monotonic()))
 
         def end() -> None:
-            used[0] += processes.cpu_seconds(pids)
-            if at_end:
-                at_end()
+            mark()
+            at_end()
 
         argv = (self.port, self.bench.key, *args)
-        return load(self.bench.load, self.bench.load_core, mode, *argv, on_begin=begin, on_end=end), used[0]
+        found = load(self.bench.load, self.bench.load_core, mode, *argv, on_begin=mark, on_end=end)
+        cpu, waited, took = (after - before for before, after in zip(*marks, strict=True))
+        return {**found, "cpu_seconds": cpu, "waited": waited / took}
 
     def _note(self, figure: str, value: float) -> None:
         self.rounds[figure].append(value)

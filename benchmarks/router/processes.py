@@ -23,6 +23,12 @@ def cpu_seconds(pids: list[int]) -> float:
     return sum((int(fields[11]) + int(fields[12])) * _TICK_SECONDS for pid in pids if (fields := _stat(pid)))
 
 
+def waited_seconds(pids: list[int]) -> float:
+    """How long they were ready to run while something else had the core: how busy the machine is with others."""
+    tasks = [task for pid in pids for task in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+    return sum(int(task.read_text().split()[1]) for task in tasks) / 1e9
+
+
 def mib(pid: int) -> float:
     """PSS: pages that processes share count for each in part, so the sum over a tree is right."""
     try:

@@ -34,6 +34,7 @@ def main() -> None:
         load_core={cores[-1]},
         cache=cache,
         key=new_key()[0],
+        quick=args.quick,
         seconds=1.0 if args.quick else args.seconds,
     )
     commands: dict[str, Command | None] = {DIRECT: None, **{name: PEERS[name] for name in args.peers}}

@@ -10,6 +10,7 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("req/s", "requests_per_second", ",.0f"),
     ("CPU µs/request", "cpu_us_per_request", ".1f"),
     ("CPU µs/chunk", "cpu_us_per_chunk", ".1f"),
+    ("chunks per read", "chunks_per_read", ".2f"),
     ("first byte p50 µs", "first_p50_us", ",.0f"),
     ("p99 µs", "first_p99_us", ",.0f"),
     ("MiB at 1,000 streams", "mib", ".0f"),
@@ -18,6 +19,7 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("max ms", "leave_max_ms", ".1f"),
     ("missed", "leave_missed", ".0f"),
     ("MB ahead of a stalled client", "ahead_mb", ".1f"),
+    ("waited for the core", "waited", ".0%"),
 )
 #: figure, of which peer, at most
 RATIOS = (
@@ -26,6 +28,8 @@ RATIOS = (
     ("cpu_us_per_chunk", "nginx", 1.25),
 )
 BOUNDS = (("mib", 45.0), ("leave_max_ms", 10.0), ("leave_missed", 0.0), ("ahead_mb", 12.0))
+#: Not of the engine itself, which is not what is measured.
+OF_A_PROCESS = ("cpu_us_per_request", "cpu_us_per_chunk", "waited")
 TITLES = {figure: title for title, figure, _ in COLUMNS}
 #: The engine alone must be this much faster than the best router, or the load is what was measured.
 CLEAR_FACTOR = 1.25
@@ -35,7 +39,6 @@ def drawn(routers: Sequence[Router], *, direct: str) -> str:
     by_name = {router.name: router for router in routers}
     lines = ["", "| | " + " | ".join(title for title, _, _ in COLUMNS) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
     for router in routers:
-        # The engine itself has no router's processor time: what the difference to nothing shows is noise.
         cells = [_cell(router, figure, form) for _, figure, form in COLUMNS]
         lines.append(f"| {router.name} | " + " | ".join(cells) + " |")
     lines += ["", *_ratios(by_name), *_bounds(by_name), *_honest(routers, by_name[direct])]
@@ -44,7 +47,7 @@ def drawn(routers: Sequence[Router], *, direct: str) -> str:
 
 def _cell(router: Router, figure: str, form: str) -> str:
     value = router.value(figure)
-    return "–" if value is None or (router.process is None and figure.startswith("cpu")) else format(value, form)
+    return "–" if value is None or (router.process is None and figure in OF_A_PROCESS) else format(value, form)
 
 
 def ratio(ours: Router, other: Router, figure: str) -> float:
