@@ -94,12 +94,14 @@ class Agent:
         work = (self._link.run(), self._beat(), self._watch_hardware(), self._report_often())
         tasks = [asyncio.create_task(item) for item in work]
         waiter = asyncio.create_task(ended.wait())
-        await asyncio.wait({waiter, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait({waiter, *tasks}, return_when=asyncio.FIRST_COMPLETED)
         await self._link.close(Goodbye(reason="the agent was asked to stop", engines_stay=not stop_engines))
         await self._supervisor.close(stop_engines=stop_engines)
         for task in (waiter, *tasks):
             task.cancel()
         await asyncio.gather(waiter, *tasks, return_exceptions=True)
+        for task in done:
+            task.result()  # a part of the agent that ends by itself is a mistake, and must not look like a stop
 
     # -- what is said -------------------------------------------------------------------------------------------------
 
