@@ -16,6 +16,8 @@ class Process:
     def __init__(self, name: str, node: Any = None) -> None:
         self.name, self.node = name, node
         self.dead = False
+        #: What would have run: kept, so that at the very end each coroutine can be unwound while the world stands still.
+        self.dropped: list[Callable[[], Any]] = []
         self.tasks: list[asyncio.Task[Any]] = []  # kept: a collected coroutine would run its `finally`
 
 
@@ -94,7 +96,10 @@ def _living(callback: Any, context: contextvars.Context) -> Any:
         return callback
 
     def run(*args: Any) -> Any:
-        return None if process.dead else callback(*args)
+        if not process.dead:
+            return callback(*args)
+        process.dropped.append(lambda: callback(*args))
+        return None
 
     return run
 

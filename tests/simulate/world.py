@@ -114,6 +114,8 @@ class World:
         self.wall_offset = timedelta()
         self.crash_share = 0.0  # of the control plane's writes, after which its process is gone
         self.stale_share = 0.0  # of the reconciler's ticks, which decide on an old snapshot
+        self.over = False
+        self.processes: list[Process] = []
         self.checks: list[Callable[[], None]] = []
         self.log: list[str] = []
         self._rung: asyncio.Event | None = None
@@ -133,6 +135,7 @@ class World:
     # -- processes ------------------------------------------------------------------------------------------------------
 
     def spawn(self, process: Process, work: Any) -> None:
+        self.processes.append(process)
         token = PROCESS.set(process)
         try:
             task = self.loop.create_task(work)
@@ -143,7 +146,7 @@ class World:
 
     def _ended(self, task: "asyncio.Task[Any]") -> None:
         """What a process runs goes on for ever: an end is a mistake of the code or of the simulation."""
-        if not task.cancelled():
+        if not task.cancelled() and not self.over:
             error = task.exception() or AssertionError(f"{task} ended")
             self.loop.errors.append({"message": str(error), "exception": error})
 
@@ -185,6 +188,7 @@ class World:
             self.note("web starts")
             pump_module._pumps().clear()
             self.web = self.network.listener = Process("web")
+            self.processes.append(self.web)
 
     def kill_web(self) -> None:
         if self.web is not None and not self.web.dead:
@@ -233,7 +237,7 @@ class World:
 
     async def _in_database(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         await asyncio.sleep(0.001)
-        if self.database_away:
+        if self.database_away or self.over:
             raise OperationalError("simulated")
         result = function(*args, **kwargs)
         if self.crash_share and self.chance.random() < self.crash_share:
@@ -370,18 +374,21 @@ class World:
             finally:
                 self._end()
                 asyncio.set_event_loop(None)
-        if self.loop.errors:
-            first = self.loop.errors[0]
-            raise first.get("exception") or AssertionError(first["message"])
 
     def _end(self) -> None:
-        """Nothing of it runs on: each process is gone, and what waits for ever is left to wait."""
-        for process in [self.web, self.worker, *(machine.agent for machine in self.machines)]:
-            if process is not None:
-                process.dead = True
+        """Unwind what still waits, with the world standing still: nothing of it changes anything any more."""
+        self.over = True
         self.loop.set_exception_handler(lambda loop, context: None)
-        for task in asyncio.all_tasks(self.loop):
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
+        for process in self.processes:
+            process.dead = False
+            for call in process.dropped:
+                self.loop.call_soon(call)
+        tasks = asyncio.all_tasks(self.loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            self.loop.run_until_complete(asyncio.wait(tasks, timeout=600))
+        self.loop.close()
 
     async def sleep(self, seconds: float) -> None:
         """Time passes; what must always hold is looked at again and again."""
