@@ -54,7 +54,7 @@ class Stream:
             self.code, self.reason = code, reason
             self.agent_waits.set()
             self.server_waits.set()
-            self.network.streams.discard(self)
+            self.network.streams.pop(self, None)
 
 
 class AgentEnd:
@@ -99,7 +99,7 @@ class AgentEnd:
 class Network:
     def __init__(self, loop: VirtualLoop, chance: random.Random) -> None:
         self.loop, self.chance = loop, chance
-        self.streams: set[Stream] = set()
+        self.streams: dict[Stream, None] = {}  # in order of opening: a set of objects would differ from run to run
         self.away: set[str] = set()  # nodes behind a partition
         self.latency = 0.02
         self.scramble = False
@@ -122,7 +122,7 @@ class Network:
         if listener is None or listener.dead:
             raise ConnectionRefusedError(111, "Connection refused")
         stream = Stream(self, node)
-        self.streams.add(stream)
+        self.streams[stream] = None
         headers = [(name.lower().encode(), value.encode()) for name, value in additional_headers.items()]
         scope = {"type": "websocket", "client": ("127.0.0.1", 1), "headers": headers, "subprotocols": list(subprotocols)}
         token = PROCESS.set(listener)

@@ -440,7 +440,8 @@ def world(seed: int, *, nodes: int = 4, cards: int = 4) -> Iterator[World]:
     """A world on an empty database."""
     from django.apps import apps
 
-    for model in reversed(list(apps.get_app_config("fleet").get_models())):
-        model._base_manager.all()._raw_delete(connection.alias)
+    with connection.constraint_checks_disabled():
+        for model in apps.get_app_config("fleet").get_models():
+            model._base_manager.all()._raw_delete(connection.alias)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         yield World(seed, nodes=nodes, cards=cards, folder=Path(folder))
