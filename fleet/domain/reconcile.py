@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from agent_client.protocol.states import ENDED_SHARD_STATES, ShardState
+from fleet.domain import backoff
 from fleet.domain.placement import Placement, place
 from fleet.domain.reasons import Refusal
 from fleet.domain.states import ReplicaState, ReplicaWish
@@ -126,7 +127,7 @@ def _keep(
         return actions + [StopShard(shard=shard.pk, reason=why) for shard in live if shard.wanted]
     if newest and not again:
         return actions
-    if replica.next_try_at is not None and replica.next_try_at > now and not replica.restart_requested and not update:
+    if backoff.waits(replica.next_try_at, now) and not replica.restart_requested and not update:
         return actions
     if [shard for shard in older if shard.state is not ShardState.LOST]:
         return actions  # its engines may still hold cards or a port

@@ -65,7 +65,7 @@ def _facts(replica: Replica, shards: list[Shard], fields: dict[str, Any], now: d
     next_try_at = fields.get("next_try_at", replica.next_try_at)
     return ReplicaFacts(
         wish=ReplicaWish(replica.wish),
-        waiting=next_try_at is not None and next_try_at > now,
+        waiting=backoff.waits(next_try_at, now),
         explained=(replica.explanation or {}).get("text", ""),
         shards=tuple(
             ShardFact(

@@ -20,7 +20,7 @@ from tests.simulate.kernel import Broken, EngineProcess
 from tests.simulate.world import Machine, World
 
 TROUBLE_SECONDS = 45.0
-HEALING_SECONDS = 150.0
+HEALING_SECONDS = 450.0  # longer than the longest pause after crashes
 
 
 async def story(world: World) -> None:
