@@ -18,5 +18,5 @@ def pause(crash_count: int, *, jitter: float) -> timedelta:
 
 
 def waits(next_try_at: datetime | None, now: datetime) -> bool:
-    """Whether a try is still to come. One further off than any pause was set before the clock was put back: it is due."""
+    """Whether a try is still to come. One further off than any pause was set before the clock was put back."""
     return next_try_at is not None and now < next_try_at <= now + LONGEST
