@@ -3,6 +3,7 @@
 from datetime import datetime
 
 from django.db import transaction
+from django.utils import timezone
 
 from agent_client.protocol.states import ENDED_SHARD_STATES, ShardState
 from fleet import doorbell
@@ -71,6 +72,7 @@ def set_wish(*, replica: Replica, wish: ReplicaWish, actor: str) -> None:
     Replica.objects.filter(pk=replica.pk).update(wish=wish)
     verb = "stopped" if wish is ReplicaWish.STOP else "started"
     record(f"replica_{verb}_by_wish", f"{replica.label} is to be {verb}", actor=actor, replica_id=replica.pk)
+    recompute(replica.pk, now=timezone.now())  # one of which nothing runs has no agent that would report
     doorbell.ring_reconcile()
     doorbell.ring_routes()
 

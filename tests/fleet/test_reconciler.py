@@ -307,3 +307,18 @@ def test_a_desktop_is_in_nobody_s_way_and_a_stranger_is() -> None:
     assert GpuClaim.objects.get().gpu.uuid == "GPU-0"
     stuck = Replica.objects.get(number=2)
     assert "GPU 1 is used by python (pid 10)" in stuck.explanation["text"]
+
+
+def test_a_failed_replica_that_is_to_stop_is_stopped_at_once() -> None:
+    """None of its shards is left to report anything."""
+    admission = ready_node()
+    model()
+    tick()
+    shard = Shard.objects.select_related("replica").get()
+    failed = ShardReport(shard=wire_name(shard), epoch=shard.epoch, state=ShardState.FAILED, detail="it broke")
+    reports.apply_shard_status(
+        node_id=admission.node_id, session_id=admission.session_id, report=failed, now=timezone.now()
+    )
+    assert Replica.objects.get().state == ReplicaState.FAILED
+    operations.set_wish(replica=Replica.objects.get(), wish=ReplicaWish.STOP, actor="test")
+    assert Replica.objects.get().state == ReplicaState.STOPPED
