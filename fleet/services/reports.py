@@ -26,6 +26,8 @@ def apply_shard_status(*, node_id: int, session_id: int, report: ShardReport, no
     shard = _find(node_id, report)
     if shard is None:
         return report.state not in ENDED_SHARD_STATES
+    if shard.state in ENDED_SHARD_STATES:
+        return report.state not in ENDED_SHARD_STATES
     _apply(shard, report)
     recompute(shard.replica_id, now=now)
     return False
@@ -65,7 +67,7 @@ def apply_shards(node: Node, reports: Iterable[ShardReport], *, now: datetime, r
         touched.add(shard.replica_id)
     for shard in live.values():
         # An order that was not delivered yet is unknown to the agent; everything else it should have told of.
-        if shard.state == ShardState.ASSIGNED and not rebooted:
+        if shard.state == ShardState.ASSIGNED:
             continue
         _missing(shard, node, rebooted=rebooted)
         touched.add(shard.replica_id)

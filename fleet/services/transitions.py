@@ -5,16 +5,17 @@ from typing import Any
 from django.db.models import QuerySet
 from django.utils import timezone
 
-from agent_client.protocol.states import ShardState
+from agent_client.protocol.states import ENDED_SHARD_STATES, ShardState
 from fleet.domain.states import (
     NODE_TRANSITIONS,
     REPLICA_TRANSITIONS,
     SHARD_TRANSITIONS,
+    CommandState,
     NodeStatus,
     ReplicaState,
     sources,
 )
-from fleet.models import Node, Replica, Shard
+from fleet.models import Command, Node, Replica, Shard
 from fleet.services.errors import StaleTransition
 
 
@@ -25,9 +26,13 @@ def move_node(node_id: int, target: NodeStatus, *, reason: str = "", **fields: A
 
 
 def move_shard(shard_id: int, target: ShardState, **fields: Any) -> None:
-    """Raises StaleTransition when the shard's state does not lead to `target`."""
+    """Raises StaleTransition when the shard's state does not lead to `target`. Its orders end with it."""
     rows = Shard.objects.filter(pk=shard_id, state__in=sources(SHARD_TRANSITIONS, target))
     _move(rows, "shard", shard_id, target, state=target, state_at=timezone.now(), **fields)
+    if target in ENDED_SHARD_STATES or target is ShardState.LOST:
+        # Delivered late, a start would put an engine on cards that are another's by then.
+        orders = Command.objects.filter(shard_id=shard_id, state=CommandState.OPEN)
+        orders.update(state=CommandState.DROPPED, answered_at=timezone.now())
 
 
 def move_replica(replica_id: int, target: ReplicaState, *, attempt: int | None = None, **fields: Any) -> None:

@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from agent_client.protocol.messages import Register, Report, ShardReport
 from agent_client.protocol.states import ShardState
-from fleet.domain.states import CommandKind, NodeStatus, ReplicaState, ReplicaWish
+from fleet.domain.states import CommandKind, CommandState, NodeStatus, ReplicaState, ReplicaWish
 from fleet.models import CatalogModel, Command, Event, Gpu, GpuClaim, Node, Replica, Shard
 from fleet.services import catalog, claims, nodes, operations, reconciler, reports
 from fleet.services.commands import desired_for, wire_name
@@ -322,3 +322,35 @@ def test_a_failed_replica_that_is_to_stop_is_stopped_at_once() -> None:
     assert Replica.objects.get().state == ReplicaState.FAILED
     operations.set_wish(replica=Replica.objects.get(), wish=ReplicaWish.STOP, actor="test")
     assert Replica.objects.get().state == ReplicaState.STOPPED
+
+
+def test_an_order_ends_with_its_shard() -> None:
+    """Delivered later, it would start an engine on cards that are another's by then."""
+    admission = ready_node()
+    model()
+    tick()
+    tell(admission, Shard.objects.get(), ShardState.FAILED, detail="it broke")
+    assert Command.objects.get().state == CommandState.DROPPED
+
+
+def test_an_order_that_a_rebooted_node_never_got_is_still_to_be_carried_out() -> None:
+    admission = ready_node()
+    model()
+    tick()
+    register(node_uid=admission.node_uid, credential=admission.credential, boot="boot-2")
+    assert Shard.objects.get().state == ShardState.ASSIGNED
+    assert Command.objects.get().state == CommandState.OPEN
+
+
+def test_an_engine_that_runs_under_an_ended_row_asks_for_a_sync() -> None:
+    admission = ready_node()
+    model()
+    tick()
+    shard = Shard.objects.get()
+    tell(admission, shard, ShardState.FAILED, detail="it broke")
+    report = ShardReport(shard=wire_name(shard), epoch=shard.epoch, state=ShardState.LOADING)
+    told = reports.apply_shard_status(
+        node_id=admission.node_id, session_id=admission.session_id, report=report, now=timezone.now()
+    )
+    assert told
+    assert Shard.objects.get().state == ShardState.FAILED

@@ -51,7 +51,7 @@ class Kernel:
         self.stuck_share = 0.0
         self.ended: list[EngineProcess] = []  # healthy ones that were told to end, for the judge
 
-    # -- what the agent's code calls instead of the real thing -----------------------------------------------------------
+    # -- what the agent's code calls instead of the real thing -------------------------------------------------------
 
     def popen(self, argv: Any, *, env: Mapping[str, str], **_: Any) -> "Child":
         process = PROCESS.get()
@@ -104,7 +104,7 @@ class Kernel:
         self._port += 1
         return self._port
 
-    # -- the world's own hand ---------------------------------------------------------------------------------------------
+    # -- the world's own hand ----------------------------------------------------------------------------------------
 
     def alive(self, node: str | None = None) -> list[EngineProcess]:
         return [e for e in self.processes.values() if e.code is None and node in (None, e.node)]

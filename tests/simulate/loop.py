@@ -16,7 +16,7 @@ class Process:
     def __init__(self, name: str, node: Any = None) -> None:
         self.name, self.node = name, node
         self.dead = False
-        #: What would have run: kept, so that at the very end each coroutine can be unwound while the world stands still.
+        #: What would have run: kept, so that coroutines can be unwound at the very end, while the world stands still.
         self.dropped: list[Callable[[], Any]] = []
         self.tasks: list[asyncio.Task[Any]] = []  # kept: a collected coroutine would run its `finally`
 
@@ -34,7 +34,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.errors: list[dict[str, Any]] = []
         self.set_exception_handler(lambda loop, context: self.errors.append(context))
 
-    # -- time and the selector that there is none of --------------------------------------------------------------------
+    # -- time and the selector that there is none of -----------------------------------------------------------------
 
     def time(self) -> float:
         return self._now
@@ -51,7 +51,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _write_to_self(self) -> None:
         pass
 
-    # -- what is scheduled belongs to a process -------------------------------------------------------------------------
+    # -- what is scheduled belongs to a process ----------------------------------------------------------------------
 
     def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:
         context = context or contextvars.copy_context()
@@ -73,7 +73,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             future.set_exception(error)
         return future
 
-    # -- readers and signals --------------------------------------------------------------------------------------------
+    # -- readers and signals -----------------------------------------------------------------------------------------
 
     def add_reader(self, fd: int, callback: Any, *args: Any) -> None:
         context = contextvars.copy_context()

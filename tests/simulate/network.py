@@ -124,7 +124,7 @@ class Network:
         stream = Stream(self, node)
         self.streams[stream] = None
         headers = [(name.lower().encode(), value.encode()) for name, value in additional_headers.items()]
-        scope = {"type": "websocket", "client": ("127.0.0.1", 1), "headers": headers, "subprotocols": list(subprotocols)}
+        scope = {"type": "websocket", "client": ("127.0.0.1", 1), "headers": headers, "subprotocols": [*subprotocols]}
         token = PROCESS.set(listener)
         try:
             task = self.loop.create_task(self._serve(stream, scope))

@@ -3,13 +3,13 @@
 Always, in the middle of it too: no card with two engines, no shard with two, no healthy engine ended without a reason.
 """
 
-import asyncio
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
-from django.db import DatabaseError
-
+from agent_client.profile import parse_profile
 from agent_client.protocol.states import ENDED_SHARD_STATES, ShardState
+from fleet import snapshots
 from fleet.domain.placement import place
 from fleet.domain.reasons import Refusal
 from fleet.domain.states import NodeStatus, ReplicaState, ReplicaWish
@@ -17,7 +17,7 @@ from fleet.models import CatalogModel, Event, GpuClaim, Node, Replica, Shard
 from fleet.services import operations
 from fleet.services.errors import FleetError
 from tests.simulate.kernel import Broken, EngineProcess
-from tests.simulate.world import Machine, World
+from tests.simulate.world import World
 
 TROUBLE_SECONDS = 45.0
 HEALING_SECONDS = 450.0  # longer than the longest pause after crashes
@@ -39,7 +39,7 @@ async def story(world: World) -> None:
     await settle(world)
 
 
-# -- trouble ------------------------------------------------------------------------------------------------------------
+# -- trouble ---------------------------------------------------------------------------------------------------------
 
 
 async def _trouble(world: World, judge: "Judge") -> None:
@@ -124,8 +124,6 @@ def snapshots_are_old(world: World, judge: "Judge") -> None:
 
 
 def clocks_jump(world: World, judge: "Judge") -> None:
-    from datetime import timedelta
-
     world.wall_offset += timedelta(seconds=world.chance.choice([-3600, -20, 20, 3600]))
     world.note(f"the control plane's clock jumps, now off by {world.wall_offset}")
 
@@ -247,7 +245,7 @@ def heal(world: World) -> None:
     world.start_worker()
 
 
-# -- what must hold -----------------------------------------------------------------------------------------------------
+# -- what must hold --------------------------------------------------------------------------------------------------
 
 
 def _wishes(world: World, judge: "Judge") -> None:
@@ -346,11 +344,5 @@ def _of_replica(replica: Replica) -> str:
         return "" if replica.revision.number == replica.model.revision else f"{what} (an old revision)"
     if replica.state != ReplicaState.PENDING or not replica.explanation:
         return what
-    from agent_client.profile import parse_profile
-    from fleet import snapshots
-
     found = place(snapshots.load(), parse_profile(replica.model.profile))
     return "" if isinstance(found, Refusal) else f"{what}, but placement finds {found.node_names}"
-
-
-__all__ = ["Machine", "asyncio", "heal", "settle", "story", "DatabaseError"]

@@ -124,7 +124,7 @@ class World:
     def note(self, text: str) -> None:
         self.log.append(f"{self.loop.time() - 1000:7.2f} {text}")
 
-    # -- clocks ---------------------------------------------------------------------------------------------------------
+    # -- clocks ------------------------------------------------------------------------------------------------------
 
     def database_now(self) -> datetime:
         return BEGIN + timedelta(seconds=self.loop.time())
@@ -132,7 +132,7 @@ class World:
     def wall_now(self) -> datetime:
         return self.database_now() + self.wall_offset
 
-    # -- processes ------------------------------------------------------------------------------------------------------
+    # -- processes ---------------------------------------------------------------------------------------------------
 
     def spawn(self, process: Process, work: Any) -> None:
         self.processes.append(process)
@@ -233,7 +233,7 @@ class World:
             if not self.database_away:
                 liveness.run(now=self.wall_now())
 
-    # -- what stands in for I/O -----------------------------------------------------------------------------------------
+    # -- what stands in for I/O --------------------------------------------------------------------------------------
 
     async def _in_database(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         await asyncio.sleep(0.001)
@@ -347,7 +347,7 @@ class World:
         engine = self.kernel.at(int(endpoint.rpartition(":")[2]))
         return engine is not None and self.kernel.healthy(engine)
 
-    # -- wishes ---------------------------------------------------------------------------------------------------------
+    # -- wishes ------------------------------------------------------------------------------------------------------
 
     def wish(self, name: str, replicas: int, cards: int, revision: int = 1) -> None:
         profile = {
@@ -363,7 +363,7 @@ class World:
         entry = parse_entry({"name": name, "replicas": replicas, "profile": profile})
         catalog.save_entry(entry, actor="simulation")
 
-    # -- the run --------------------------------------------------------------------------------------------------------
+    # -- the run -----------------------------------------------------------------------------------------------------
 
     def run(self, story: Callable[["World"], Any]) -> None:
         """Run one story to its end; what it broke is raised."""
