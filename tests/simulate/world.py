@@ -443,5 +443,7 @@ def world(seed: int, *, nodes: int = 4, cards: int = 4) -> Iterator[World]:
     with connection.constraint_checks_disabled():
         for model in apps.get_app_config("fleet").get_models():
             model._base_manager.all()._raw_delete(connection.alias)
+        with connection.cursor() as cursor:
+            cursor.execute("DELETE FROM sqlite_sequence")  # keys too begin anew: some sets are in their order
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         yield World(seed, nodes=nodes, cards=cards, folder=Path(folder))
