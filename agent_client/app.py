@@ -67,6 +67,7 @@ class Agent:
                 free_port=lambda taken: preflight.free_port(config.policy.ports, taken, config.mgmt_addr),
                 probe=_probe,
                 running=_running,
+                sick_card=self._sick_card,
             ),
             on_report=self._shard_changed,
         )
@@ -248,6 +249,10 @@ class Agent:
         data = inventory.to_json() if inventory else {}
         refused = preflight.check(self._config, profile, spec, data, self._supervisor.owned_pids())
         return (refused.code.value, refused.detail, refused.hint) if refused else None
+
+    def _sick_card(self, spec: ShardSpec) -> tuple[str, str] | None:
+        """In a thread, when an engine has failed: the last look may be older than what made it fail."""
+        return preflight.sick_card(spec, self._see().to_json()) if spec.gpus else None
 
 
 async def _probe(endpoint: str, readiness: Readiness, name: str, key: str | None) -> bool:

@@ -36,6 +36,16 @@ class EnginePolicy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HubPolicy:
+    """Where models that are named by a hub id come from and go to."""
+
+    cache: Path | None = None  # None: where the hub's own client keeps its files
+    allow: tuple[str, ...] | None = None  # patterns over ids; None: any
+    endpoint: str | None = None  # a mirror
+    token_secret: str | None = None  # name under `secrets`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """What may run here. No `engines` at all: every built-in kind that is installed, but never `custom`."""
 
@@ -43,6 +53,7 @@ class Policy:
     model_roots: tuple[Path, ...] = ()  # empty: any path
     extra_args: tuple[str, ...] | None = None  # None: any
     ports: range = DEFAULT_PORTS
+    hub: HubPolicy | None = None  # None: any model, unless there are model_roots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +105,8 @@ _KEYS = (
     "discovery_seconds",
     "ib_root",
 )
-_POLICY_KEYS = ("engines", "model_roots", "extra_args", "ports")
+_POLICY_KEYS = ("engines", "model_roots", "extra_args", "ports", "hub")
+_HUB_KEYS = ("cache", "allow", "endpoint", "token_secret")
 
 
 def load(*, flags: Mapping[str, Any], environ: Mapping[str, str], path: Path | None) -> AgentConfig:
@@ -276,6 +288,22 @@ def _policy(data: Mapping[str, Any], where: str) -> Policy:
         model_roots=tuple(Path(str(root)) for root in data.get("model_roots") or []),
         extra_args=None if args is None else tuple(map(str, args)),
         ports=_ports(data.get("ports"), where),
+        hub=_hub(_mapping(data, "hub", where), where) if data.get("hub") is not None else None,
+    )
+
+
+def _hub(data: Mapping[str, Any], where: str) -> HubPolicy:
+    _known(data, _HUB_KEYS, f"{where}: policy.hub")
+    allow, endpoint = data.get("allow"), data.get("endpoint")
+    if allow is not None and not isinstance(allow, list):
+        raise ConfigError(f'cannot use {where}: policy.hub.allow = {allow!r}; give a list such as ["Qwen/*"]')
+    if endpoint is not None and urlsplit(str(endpoint)).scheme not in ("http", "https"):
+        raise ConfigError(f"cannot use {where}: policy.hub.endpoint = {endpoint!r}; give a URL such as https://hub.lan")
+    return HubPolicy(
+        cache=Path(str(data["cache"])).expanduser() if data.get("cache") else None,
+        allow=None if allow is None else tuple(map(str, allow)),
+        endpoint=None if endpoint is None else str(endpoint).rstrip("/"),
+        token_secret=str(data["token_secret"]) if data.get("token_secret") else None,
     )
 
 

@@ -16,6 +16,8 @@ from agent_client.profile import EngineKind, Profile
 from agent_client.protocol.messages import ShardSpec
 from agent_client.protocol.states import FailureCode
 
+_GONE = "look for Xid 79 in dmesg, and at what nvidia-smi -L lists"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
@@ -111,15 +113,12 @@ def _model(config: AgentConfig, profile: Profile, spec: ShardSpec) -> Refused | 
 
 
 def _cards(profile: Profile, spec: ShardSpec, inventory: Mapping[str, Any], owned_pids: set[int]) -> Refused | None:
-    known = {str(gpu.get("uuid")): gpu for gpu in inventory.get("gpus") or []}
+    if sick := sick_card(spec, inventory):
+        text, hint = sick
+        return Refused(code=FailureCode.GPU_MISSING, detail=f"cannot start {spec.replica}: {text}", hint=hint)
+    known = _by_uuid(inventory)
     for uuid in spec.gpus:
-        gpu = known.get(uuid)
-        if gpu is None:
-            detail = f"cannot start {spec.replica}: GPU {uuid} is not in this node's inventory"
-            return Refused(code=FailureCode.GPU_MISSING, detail=detail)
-        if not gpu.get("placeable", True):
-            problem = next(iter(gpu.get("problems") or [{}])).get("text", "it is not placeable")
-            return Refused(code=FailureCode.GPU_MISSING, detail=f"cannot start {spec.replica}: GPU {uuid}: {problem}")
+        gpu = known[uuid]
         for process in gpu.get("processes") or []:
             # The inventory may be half a minute old: an engine of ours that ended since was not foreign in it.
             if process.get("foreign", True) and process.get("pid") not in owned_pids:
@@ -130,6 +129,24 @@ def _cards(profile: Profile, spec: ShardSpec, inventory: Mapping[str, Any], owne
             detail = f"cannot start {spec.replica}: GPU {gpu.get('index')} ({uuid}) {short}"
             return Refused(code=FailureCode.GPU_BUSY, detail=detail, hint="free memory on the card, or ask for less")
     return None
+
+
+def sick_card(spec: ShardSpec, inventory: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The first of a shard's cards that is gone or that nothing may be placed on, and why; and a hint."""
+    known = _by_uuid(inventory)
+    for uuid in spec.gpus:
+        gpu = known.get(uuid)
+        if gpu is None:
+            return f"GPU {uuid} is gone from this node", _GONE
+        if not gpu.get("placeable", True):
+            problem = next(iter(gpu.get("problems") or [{}]))
+            why = problem.get("text", "it is not placeable")
+            return f"GPU {gpu.get('index')} ({uuid}): {why}", problem.get("hint", "")
+    return None
+
+
+def _by_uuid(inventory: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    return {str(gpu.get("uuid")): gpu for gpu in inventory.get("gpus") or []}
 
 
 def _memory(profile: Profile, gpu: Mapping[str, Any]) -> str | None:

@@ -13,6 +13,7 @@ from agent_client.hardware import amd_reports, program, sysfs
 from agent_client.hardware.amd_classes import gpu_class
 from agent_client.hardware.amd_reports import Card, Metric
 from agent_client.hardware.cards import Found
+from agent_client.hardware.problems import placeable, problem
 
 _ROCM_ARGUMENTS = (
     "--showid",
@@ -137,6 +138,7 @@ def _gpu(card: Card, metric: Metric, known: Mapping[str, Place], *, shared: bool
         "bus": card.bus,
         "memory_total_mib": total,
         "memory_used_mib": metric.used_mib,
+        "memory_reserved_mib": None,
         "compute_capability": None,  # NVIDIA's measure
         "gfx": card.gfx,
         "numa": card.numa if card.numa is not None else place.numa,
@@ -144,7 +146,7 @@ def _gpu(card: Card, metric: Metric, known: Mapping[str, Place], *, shared: bool
         "links": None,
         "sensors": None,
         "mig": None,
-        "placeable": not any(problem["severity"] == "unplaceable" for problem in problems),
+        "placeable": placeable(problems),
         "shared_memory": kind.startswith(_SHARED_MEMORY),
         "mig_mode": None,
         "processes": [],
@@ -157,20 +159,16 @@ def _problems(card: Card, metric: Metric, *, shared: bool) -> list[dict[str, str
     out = []
     if shared:
         text = "the card is partitioned: its parts share one unique id and can't be told apart"
-        out.append(_problem("partitioned", text, "amd-smi set --compute-partition SPX makes it one GPU again"))
+        out.append(problem("partitioned", text))
     elif card.serial is None:
         text = "the card does not tell its unique id"
-        out.append(_problem("not_answering", text, "look for amdgpu in the kernel log; reset the card or reboot"))
+        hint = "look for amdgpu in the kernel log; reset the card or reboot"
+        out.append(problem("not_answering", text, hint=hint))
     if metric.ecc_uncorrectable:
         text = f"{metric.ecc_uncorrectable} uncorrectable memory errors since the driver started"
-        out.append(
-            _problem("ecc_uncorrectable", text, "amd-smi reset --gpureset, or reboot; replace it if they return")
-        )
+        hint = "amd-smi reset --gpureset, or reboot; replace it if they return"
+        out.append(problem("ecc_uncorrectable", text, hint=hint))
     return out
-
-
-def _problem(code: str, text: str, hint: str) -> dict[str, str]:
-    return {"code": code, "severity": "unplaceable", "text": text, "hint": hint}
 
 
 def _is_module(gpu: Mapping[str, Any]) -> bool:

@@ -56,9 +56,11 @@ class Seen:
     bus: str | None = None
     memory_total_mib: int | None = None
     memory_used_mib: int | None = None
+    memory_reserved_mib: int | None = None  # the driver's own share
     compute_capability: str | None = None
     domain: str | None = None
     fault: str | None = None  # a problem code that the cells themselves tell
+    fault_text: str | None = None  # its sentence, where more is known than the code
     figures: Figures = field(default_factory=Figures)
     processes: tuple[Process, ...] = ()
 
@@ -94,6 +96,7 @@ def build(seen: Seen, host: HostMemory | None = None) -> Gpu:
         "bus": seen.bus,
         "memory_total_mib": total,
         "memory_used_mib": used,
+        "memory_reserved_mib": seen.memory_reserved_mib,
         "compute_capability": seen.compute_capability or capability.from_name(seen.name),
         "numa": None,
         "domain": seen.domain,
@@ -116,7 +119,7 @@ def judge_seen(seen: Seen) -> list[dict[str, str]]:
     if fault is None and seen.uuid is None and seen.uuid_told:
         fault = "not_answering"
     if fault is not None and fault not in codes:
-        problems.insert(0, problem(fault, _FAULTS[fault]))
+        problems.insert(0, problem(fault, seen.fault_text or _FAULTS[fault]))
     return problems
 
 

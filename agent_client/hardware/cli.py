@@ -11,6 +11,7 @@ from typing import Any
 from agent_client.hardware.discovery import Discovery, DiscoveryOptions
 
 _BAD, _ODD, _PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[0m"
+_OTHER_LINKS = {"omnipath": "Omni-Path", "iwarp": "iWARP", "efa": "EFA"}
 _CLEAR = "\x1b[H\x1b[2J"
 
 
@@ -44,7 +45,8 @@ def run_inventory(args: argparse.Namespace, options: DiscoveryOptions) -> int:
         if args.json:  # one line a look when it goes on, so that programs can read it
             sys.stdout.write(json.dumps(data, indent=None if args.watch else 2) + "\n")
         else:
-            sys.stdout.write((_CLEAR if args.watch and colour else "") + render(data, colour=colour))
+            shown = render(data, colour=colour, without_gpus=_without_gpus(args, data["source"]))
+            sys.stdout.write((_CLEAR if args.watch and colour else "") + shown)
         sys.stdout.flush()
         if args.watch is None:
             return 0
@@ -54,7 +56,16 @@ def run_inventory(args: argparse.Namespace, options: DiscoveryOptions) -> int:
             return 0
 
 
-def render(data: dict[str, Any], *, colour: bool = False) -> str:
+def _without_gpus(args: argparse.Namespace, source: str) -> str:
+    """Why there are none, as far as that is known."""
+    if args.no_gpu:
+        return "no GPUs were looked for (--no-gpu)"
+    nvml = "" if args.no_nvml else "NVML, "
+    return f"no GPUs: {nvml}nvidia-smi, amd-smi and rocm-smi are not here" if source == "none" else "no GPUs"
+
+
+def render(data: dict[str, Any], *, colour: bool = False, without_gpus: str = "no GPUs") -> str:
+    cards = {gpu["uuid"]: gpu["index"] for gpu in data["gpus"] if gpu["uuid"]}
     gpus = [
         [
             gpu["index"],
@@ -63,7 +74,7 @@ def render(data: dict[str, Any], *, colour: bool = False) -> str:
             _memory(gpu),
             gpu["compute_capability"],
             _health(gpu),
-            gpu["domain"],
+            gpu["domain"] if gpu["mig"] is None else f"part of GPU {cards.get(gpu['mig']['parent'], '?')}",
         ]
         for gpu in data["gpus"]
     ]
@@ -73,7 +84,7 @@ def render(data: dict[str, Any], *, colour: bool = False) -> str:
             port["port"],
             port["state"],
             _rate(port),
-            port["link_layer"],
+            _link(port),
             port["gid_prefix"],
             adapter["numa"],
             port["fabric"],
@@ -85,7 +96,7 @@ def render(data: dict[str, Any], *, colour: bool = False) -> str:
     driver = (data["driver"] or "-") + (f", CUDA {data['cuda']}" if data["cuda"] else "")
     out = [f"node {data['node_id']}   GPU source: {data['source']}   driver: {driver}", ""]
     marks = [_colour(gpu) if colour else "" for gpu in data["gpus"]]
-    out += _table(["IDX", "CLASS", "NAME", "MEM", "CC", "HEALTH", "DOMAIN"], gpus, "no GPUs", marks)
+    out += _table(["IDX", "CLASS", "NAME", "MEM", "CC", "HEALTH", "DOMAIN"], gpus, without_gpus, marks)
     out += ["", f"classes: {', '.join(classes) or '-'}", ""]
     out += _table(["HCA", "PORT", "STATE", "RATE", "LINK", "GID-PREFIX", "NUMA", "FABRIC"], ports, "no adapters", [])
     out += ["", *(f"warning: {text}" for text in data["warnings"])]
@@ -116,9 +127,19 @@ def _rate(port: dict[str, Any]) -> str | None:
     return f"{port['rate_gbps']:g} Gb/s" + (f" ({port['rate_name']})" if port["rate_name"] else "")
 
 
+def _link(port: dict[str, Any]) -> str | None:
+    """Others call themselves InfiniBand too."""
+    other = _OTHER_LINKS.get(port["transport"] or "")
+    return f"{port['link_layer'] or '-'} ({other})" if other else port["link_layer"]
+
+
 def _health(gpu: dict[str, Any]) -> str:
     codes = ", ".join(problem["code"] for problem in gpu["problems"])
-    return codes or ("split (MIG)" if gpu.get("mig_mode") == "enabled" else "ok")
+    if any(problem["severity"] == "unplaceable" for problem in gpu["problems"]):
+        return f"unplaceable: {codes}"
+    if gpu["mig_mode"] == "enabled":
+        return f"split (MIG){', ' if codes else ''}{codes}"
+    return codes or ("ok" if gpu["placeable"] else "unplaceable")
 
 
 def _colour(gpu: dict[str, Any]) -> str:

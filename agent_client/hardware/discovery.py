@@ -126,23 +126,24 @@ class Discovery:
             return found
         ago = time.monotonic() - self._seen_at
         text = f"detection is broken: {len(self._last)} GPUs were there {ago:.0f} s ago and none is seen now"
+        if found.error:
+            text += f" ({found.error})"
         told = judged([problem("detection_broken", text)], self._options.severities)
         gpus = [{**gpu, "problems": [*gpu["problems"], *told], "placeable": placeable(told)} for gpu in self._last]
         return replace(found, source="unavailable", error=found.error or f"cannot see the GPUs: {text}", gpus=gpus)
 
     def _read(self) -> Found:
-        """The first source that answers. A program named by hand is asked alone."""
-        smi = self._options.nvidia_smi
-        if not self._options.use_nvml or smi is not None:
-            other = nvidia_smi.read(smi)
-        else:
-            found = self._nvml.read()
-            if found.source == "nvml":
-                return found
-            other = nvidia_smi.read(None)
-            if other.source == "none" and found.error:
-                return found  # a driver that fails without its tool: say so
-        return other if other.source != "none" else amd.read()
+        """The first source that answers; else the one that says most. A program named by hand is asked alone."""
+        named = self._options.nvidia_smi
+        if named is not None:
+            return nvidia_smi.read(named)
+        told = []
+        for read in (*((self._nvml.read,) if self._options.use_nvml else ()), lambda: nvidia_smi.read(None), amd.read):
+            found = read()
+            if found.source not in ("none", "unavailable"):
+                return found  # also where another vendor left a library without a driver
+            told.append(found)
+        return max(told, key=lambda found: (bool(found.gpus), found.error is not None))
 
 
 def discover(options: DiscoveryOptions) -> Inventory:

@@ -35,26 +35,23 @@ def finish(
     totals = {gpu["uuid"]: gpu for gpu in found.gpus if gpu["uuid"]}
     gpus = []
     for gpu in found.gpus:
-        listed = gpu["processes"]
+        listed = [
+            {**process, "user": process["user"] or user_of(process["pid"], process["name"], proc)}
+            for process in gpu["processes"]
+        ]
         ours = set(owned_pids)
         hidden = {each["pid"] for each in listed if not (proc / str(each["pid"])).exists()}
         own_card = gpu["uuid"] in owned_gpus
         if own_card:
             ours |= hidden
         blocking = foreign(listed, ours)
-        processes = [
-            {
-                **process,
-                "user": process["user"] or user_of(process["pid"], process["name"], proc),
-                "foreign": process in blocking,
-            }
-            for process in listed
-        ]
+        processes = [{**process, "foreign": process in blocking} for process in listed]
         unseen = own_card and len(hidden) == len(listed)  # an engine of ours holds it, and its process is not told
-        used = None if gpu["shared_memory"] or unseen else gpu["memory_used_mib"]
+        split = gpu.get("mig_mode") == "enabled"  # its slices tell what they use
+        used = None if gpu["shared_memory"] or unseen or split else gpu["memory_used_mib"]
         use = judge_use(listed, used, owned_pids=ours)
         problems = settle([*gpu["problems"], *use], severities)
-        usable = gpu["uuid"] is not None and gpu.get("mig_mode") != "enabled"
+        usable = gpu["uuid"] is not None and not split
         gpus.append(
             {
                 **gpu,

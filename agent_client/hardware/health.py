@@ -142,10 +142,11 @@ def _rest(figures: Figures) -> Iterable[dict[str, str]]:
         if code in figures.throttled:
             yield problem(code, text)
     state, status = figures.fabric_state, figures.fabric_status
+    wrong = None if status is None or status.lower() == "success" else status
     if state is not None and state.lower() != "completed":
-        yield problem("fabric_not_ready", f"its NVLink fabric is {state}" + (f" ({status})" if status else ""))
-    elif status is not None and status.lower() != "success":
-        yield problem("fabric_not_ready", f"its NVLink fabric is {state or 'known'}, but: {status}")
+        yield problem("fabric_not_ready", f"its NVLink fabric is {state}" + (f" ({wrong})" if wrong else ""))
+    elif wrong is not None:
+        yield problem("fabric_not_ready", f"its NVLink fabric is {state or 'known'}, but: {wrong}")
     elif figures.fabric_health is not None and figures.fabric_health.lower() != "healthy":
         yield problem("fabric_not_ready", f"its NVLink fabric is {figures.fabric_health}")
     current, pending = figures.mig_current, figures.mig_pending
@@ -158,6 +159,7 @@ def _who(blocking: list[Mapping[str, Any]], memory_used_mib: int | None) -> str:
     ordered = sorted(blocking, key=lambda process: -(process.get("memory_mib") or 0))
     shown = [
         f"{process.get('name') or 'a process'} (pid {process.get('pid')}"
+        + (f" of {process['user']}" if process.get("user") else "")
         + (f", {process['memory_mib']} MiB)" if process.get("memory_mib") is not None else ")")
         for process in ordered[:3]
     ]

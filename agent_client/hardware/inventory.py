@@ -8,11 +8,12 @@ from typing import Any
 
 from agent_client.hardware.cards import Found
 from agent_client.hardware.labels import Fabrics, missing_adapters
+from agent_client.hardware.problems import placeable
 
 #: Grows when a key changes its meaning; new keys may come at any time.
 VERSION = 1
 #: Quickly changing figures that must not make an inventory look changed.
-_VOLATILE = ("memory_used_mib", "processes", "health", "sensors")
+_VOLATILE = ("memory_used_mib", "memory_reserved_mib", "processes", "health", "sensors")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,20 +56,25 @@ def warnings(
         out.append("no adapters: this node cannot host multi-node replicas")
     elif not fabrics:
         out.append("fabric identity is not taken from the GID prefix: label fabrics in agent.yaml")
-    if sum(gpu["domain"] is None for gpu in gpus) > 1:
+    if sum(gpu["domain"] is None and placeable(gpu["problems"]) for gpu in gpus) > 1:
         need = " (needs NVML)" if found.source == "nvidia-smi" else ""
         out.append(f"NVLink topology unknown{need}: a tensor-parallel group can't be kept inside one domain")
-    out += [problem["text"] for problem in found.problems]
+    out += [_told(problem) for problem in found.problems]
     for gpu in found.gpus:
         name = gpu["bus"] if gpu["index"] is None else gpu["index"]
-        out += [f"GPU {name}: {problem['text']}" for problem in gpu["problems"]]
+        out += [f"GPU {name}: {_told(problem)}" for problem in gpu["problems"]]
     if asked_for_gpus and expect_gpus is not None and len(gpus) < expect_gpus:
         out.append(f"missing card: {expect_gpus} GPUs are expected, {len(gpus)} are there")
     hcas = [adapter for adapter in adapters if not adapter["virtual"]]
     if expect_hcas is not None and len(hcas) < expect_hcas:
         out.append(f"missing adapter: {expect_hcas} HCAs are expected, {len(hcas)} are there")
-    out += [problem["text"] for problem in missing_adapters(adapters, fabrics)]
+    out += [_told(problem) for problem in missing_adapters(adapters, fabrics)]
     for adapter in adapters:
         for port in adapter["ports"]:
-            out += [f"{adapter['hca']} port {port['port']}: {problem['text']}" for problem in port["problems"]]
+            out += [f"{adapter['hca']} port {port['port']}: {_told(problem)}" for problem in port["problems"]]
     return out
+
+
+def _told(problem: Mapping[str, str]) -> str:
+    """With what to do about it."""
+    return f"{problem['text']}; {problem['hint']}" if problem["hint"] else problem["text"]

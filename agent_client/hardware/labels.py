@@ -13,6 +13,8 @@ ACTIVE = ("ACTIVE", "ACTIVE_DEFER")
 #: A pattern that spells out its names: plain characters and small sets such as `[0-3]`.
 _LISTING = re.compile(r"(?:[A-Za-z0-9_-]|\[[0-9a-z](?:-?[0-9a-z])*\])+")
 _MOST_NAMES = 64
+_MOST_SHOWN = 8
+_ABSENT = "check the card and its driver, or correct the label in agent.yaml"
 
 
 def fabric_of(hca: str, fabrics: Fabrics) -> str | None:
@@ -21,32 +23,34 @@ def fabric_of(hca: str, fabrics: Fabrics) -> str | None:
 
 
 def missing_adapters(adapters: Sequence[Mapping[str, Any]], fabrics: Fabrics) -> list[dict[str, str]]:
-    """A warning for each labelled adapter that is not there or is down: the label promises what the node can't do."""
+    """A warning for labelled adapters that are not there or down: the label promises what the node can't do."""
     out = []
+    present = [str(adapter["hca"]) for adapter in adapters]
     for fabric, patterns in fabrics:
+        absent: list[str] = []
         for pattern in patterns:
             reason = _unusable(pattern)
             if reason is not None:
                 text = f"fabric {fabric}: cannot use the pattern {pattern!r}: {reason}"
                 out.append(_problem(text, "give a regular expression over HCA names, such as mlx5_[0-3]"))
-                continue
-            out += _missing(fabric, pattern, [str(adapter["hca"]) for adapter in adapters])
+            elif listed := names_of(pattern):
+                absent += [name for name in listed if name not in present]
+            elif not any(_matches(pattern, name) for name in present):
+                text = f"fabric {fabric}: no adapter matches {pattern!r}; there are: {', '.join(present) or 'none'}"
+                out.append(_problem(text, _ABSENT))
+        if absent:
+            out.append(_problem(f"fabric {fabric}: {_are_absent(list(dict.fromkeys(absent)))}", _ABSENT))
         labelled = [adapter for adapter in adapters if any(_matches(pattern, adapter["hca"]) for pattern in patterns)]
         out += [problem for adapter in labelled if (problem := _down(fabric, adapter)) is not None]
     return out
 
 
-def _missing(fabric: str, pattern: str, present: Sequence[str]) -> list[dict[str, str]]:
-    hint = "check the card and its driver, or correct the label in agent.yaml"
-    listed = names_of(pattern)
-    if listed:
-        return [
-            _problem(f"fabric {fabric}: adapter {name} is not there", hint) for name in listed if name not in present
-        ]
-    if any(_matches(pattern, name) for name in present):
-        return []
-    there = ", ".join(present) or "none"
-    return [_problem(f"fabric {fabric}: no adapter matches {pattern!r}; there are: {there}", hint)]
+def _are_absent(names: Sequence[str]) -> str:
+    if len(names) == 1:
+        return f"adapter {names[0]} is not there"
+    shown, rest = names[:_MOST_SHOWN], names[_MOST_SHOWN:]
+    last = f"{len(rest)} more" if rest else shown[-1]
+    return f"adapters {', '.join(shown if rest else shown[:-1])} and {last} are not there"
 
 
 def _down(fabric: str, adapter: Mapping[str, Any]) -> dict[str, str] | None:

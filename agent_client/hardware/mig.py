@@ -23,6 +23,7 @@ class SeenMig:
     ci: int | None = None
     memory_total_mib: int | None = None
     memory_used_mib: int | None = None
+    memory_reserved_mib: int | None = None
     sms: int | None = None
     ecc_volatile_uncorrectable: int | None = None
 
@@ -44,7 +45,7 @@ def units(
     for offset, device in enumerate(sorted(devices)):
         each, known = devices[device], by_device.get(device)
         whole = owners.count(each.gi) == 1
-        profile = known.profile if known else (derive_profile(parent, each) if whole else None)
+        profile = (known.profile if known else None) or (derive_profile(parent, each) if whole else None)
         out.append(_unit(parent, each, profile, known.uuid if known else None, first_index + offset))
     return out
 
@@ -70,7 +71,7 @@ def _unit(parent: Gpu, each: SeenMig, profile: str | None, uuid: str | None, ind
     ]
     problems += judge(Figures(ecc_volatile_uncorrectable=each.ecc_volatile_uncorrectable))
     if uuid is None:
-        text = "its UUID is not known, so it can't be given to an engine: nvidia-smi -L does not list it"
+        text = "its UUID is not known, so it can't be given to an engine"
         problems.append(problem("not_answering", text, hint="run nvidia-smi -L as the agent's user"))
     name = parent["name"]
     return {
@@ -81,6 +82,7 @@ def _unit(parent: Gpu, each: SeenMig, profile: str | None, uuid: str | None, ind
         "class": gpu_class(name, parent["memory_total_mib"], mig_profile=profile or "") if name else None,
         "memory_total_mib": each.memory_total_mib or None,
         "memory_used_mib": each.memory_used_mib,
+        "memory_reserved_mib": each.memory_reserved_mib,
         "domain": None,
         "mig": {"profile": profile, "parent": parent["uuid"], "gi": each.gi, "ci": each.ci, "device": each.device},
         "mig_mode": None,

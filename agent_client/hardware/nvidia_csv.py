@@ -11,8 +11,8 @@ from agent_client.hardware.nvidia_list import ListedCard
 SOURCE = "nvidia-smi"
 #: What every driver of this century's cards knows. One unknown field fails the whole call.
 BASIC = ("index", "name", "uuid", "pci.bus_id", "driver_version", "memory.total", "memory.used")
-#: `mig.*` and `remapped_rows.*` from 450, `compute_cap` from about 510, `gpu_recovery_action` from 570.
-MORE = (*BASIC, "compute_cap", "mig.mode.current", "mig.mode.pending")
+#: `mig.*` and `remapped_rows.*` from 450, `compute_cap` and `memory.reserved` from 510, `gpu_recovery_action` from 570.
+MORE = (*BASIC, "memory.reserved", "compute_cap", "mig.mode.current", "mig.mode.pending")
 FULL = (
     *MORE,
     "ecc.errors.uncorrected.volatile.total",
@@ -123,6 +123,7 @@ def _seen(row: Mapping[str, str], index: int, apps: Mapping[str, Sequence[Proces
         bus=readings.bus(row.get("pci.bus_id")),
         memory_total_mib=readings.mib(row.get("memory.total")),
         memory_used_mib=readings.mib(row.get("memory.used")),
+        memory_reserved_mib=readings.mib(row.get("memory.reserved")),
         compute_capability=_capability(row.get("compute_cap")),
         fault=next((fault for cell in row.values() if (fault := readings.fault(cell))), None),
         figures=_figures(row),

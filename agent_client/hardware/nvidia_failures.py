@@ -66,6 +66,7 @@ _BY_CODE = {
     16: "reset_required",
     18: "mismatch",
 }
+_BY_NVML = {code: _BY_CODE[code] for code in (4, 6, 9, 15, 16, 18)} | {999: "unknown_error"}
 _NOT_FINAL = frozenset({"field_invalid", "lost", "not_answering", "reset_required", "other"})
 _HANDLE = re.compile(
     r"unable to determine the device handle for gpu\s*(?:([0-9]{1,3}): )?([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
@@ -93,6 +94,15 @@ def sentence(program: str, code: int | None, text: str) -> str:
     said = " ".join(text.split())[:200]
     quoted = f' ("{said}", exit code {code})' if said else ("" if code is None else f" (exit code {code})")
     return f"cannot read GPUs from {program}: {failure.cause}{quoted}; {failure.hint}"
+
+
+def nvml_sentence(error: int | None, text: str) -> str:
+    """The same of NVML. `error` None: no answer in time."""
+    kind = "hanging" if error is None else _BY_NVML.get(error)
+    if kind is None:
+        return f"cannot read GPUs from NVML: {text}"
+    cause, hint = _FAILURES[kind]
+    return f"cannot read GPUs from NVML: {cause} ({text}); {hint}"
 
 
 def unreadable_cards(text: str) -> list[Gpu]:

@@ -71,6 +71,7 @@ def _seen(element: Element, index: int, fabric: tuple[str, int] | None) -> Seen:
         bus=readings.bus(element.findtext("pci/pci_bus_id")) or readings.bus(element.get("id")),
         memory_total_mib=readings.mib(total),
         memory_used_mib=readings.mib(element.findtext("fb_memory_usage/used")),
+        memory_reserved_mib=readings.mib(element.findtext("fb_memory_usage/reserved")),
         domain=domain_id(*fabric) if fabric else None,
         fault=_fault(element) or readings.identity_fault((uuid, name, total)),
         figures=_figures(element),
@@ -204,6 +205,7 @@ def _mig(element: Element, number: int) -> mig.SeenMig:
         ci=readings.integer(element.findtext("compute_instance_id")),
         memory_total_mib=readings.mib(element.findtext("fb_memory_usage/total")),
         memory_used_mib=readings.mib(element.findtext("fb_memory_usage/used")),
+        memory_reserved_mib=readings.mib(element.findtext("fb_memory_usage/reserved")),
         sms=readings.integer(element.findtext("device_attributes/shared/multiprocessor_count")),
         ecc_volatile_uncorrectable=readings.integer(
             element.findtext("ecc_error_count/volatile_count/sram_uncorrectable")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-SWITCH, GPU = 2, 0
+GPU, PROCESSOR, SWITCH = 0, 1, 2
 #: nvmlGpuFabricState_t
 FABRIC_STATES = ("Not Supported", "Not Started", "In Progress", "Completed")
 COMPLETED = 3
@@ -18,7 +18,7 @@ _HEALTH_SUMMARY = {1: "Healthy", 2: "Unhealthy", 3: "Limited capacity"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    up: bool
+    up: bool | None  # None: this link does not answer
     type: int | None = None  # what is at the other end; None: an old driver does not tell
     bus: str | None = None  # of the other end, as sysfs spells it
 
@@ -56,14 +56,18 @@ class CardLinks:
     bus: str | None
     links: Sequence[Link] = ()
     fabric: FabricInfo | None = None
+    mig: bool = False  # in slices: the driver takes its links out of use
 
 
-def domains(cards: Iterable[CardLinks]) -> list[dict[str, Any]]:
-    """Each card in exactly one: rack (spans nodes), switch, bridge, or single."""
+def domains(cards: Iterable[CardLinks], *, silent: Iterable[str | None] = ()) -> list[dict[str, Any]]:
+    """Each card in exactly one: rack (spans nodes), switch, bridge, or single.
+
+    `silent`: places of cards that are here and don't answer, so that a link to one is not taken for a switch.
+    """
     ordered = sorted(cards, key=lambda card: card.index)
     groups: dict[tuple[str, ...], list[int]] = {}
     rest: dict[int, CardLinks] = {}
-    known = {card.bus for card in ordered if card.bus}
+    known = {bus for bus in (*(card.bus for card in ordered), *silent) if bus}
     for card in ordered:
         key = _switch_key(card, known)
         if key is None:
@@ -75,10 +79,25 @@ def domains(cards: Iterable[CardLinks]) -> list[dict[str, Any]]:
     return sorted(out, key=lambda domain: min(domain["gpus"]))
 
 
-def down(card: CardLinks) -> str | None:
-    """Some links up and some not. None up is a card without a bridge: nothing to mend."""
-    up = sum(link.up for link in card.links)
-    return f"{up} of {len(card.links)} NVLinks are up" if 0 < up < len(card.links) else None
+def on_switch(cards: Iterable[CardLinks]) -> bool:
+    """Whether the machine has an NVSwitch: a link that ends there, or a fabric that the driver speaks of."""
+    listed = list(cards)
+    known = {card.bus for card in listed if card.bus}
+    return any(
+        (card.fabric is not None and card.fabric.supported)
+        or any(link.up and _is_switch(link, known) for link in card.links)
+        for card in listed
+    )
+
+
+def down(card: CardLinks, *, switched: bool) -> str | None:
+    """Links that are not up. None up at all is no fault of a card in slices, or of one without a bridge."""
+    up, unknown = (sum(link.up is wanted for link in card.links) for wanted in (True, None))
+    unused = up == unknown == 0 and (card.mig or not switched)
+    if up == len(card.links) or unused:
+        return None
+    silent = f", {unknown} {'does' if unknown == 1 else 'do'} not answer" if unknown else ""
+    return f"{up} of {len(card.links)} NVLinks are up{silent}"
 
 
 def _switch_key(card: CardLinks, known: set[str]) -> tuple[str, ...] | None:
@@ -94,9 +113,7 @@ def _switch_key(card: CardLinks, known: set[str]) -> tuple[str, ...] | None:
 
 def _is_switch(link: Link, known: set[str]) -> bool:
     """An end that is not named, or that is no card here (in a virtual machine), is a switch: so NCCL takes it."""
-    if link.type == SWITCH:
-        return True
-    return link.type != GPU and link.bus not in known if link.type is not None else link.bus not in known
+    return link.type == SWITCH or (link.type not in (GPU, PROCESSOR) and link.bus not in known)
 
 
 def _switched(key: tuple[str, ...], members: list[int], cards: Sequence[CardLinks]) -> dict[str, Any]:

@@ -9,7 +9,8 @@ import argparse
 import ctypes
 import json
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pynvml
@@ -17,8 +18,12 @@ import pynvml
 MOST_LINKS = 64
 #: NVML's errors that say something of the whole card, not of one figure.
 FAULTS = {4: "no_permission", 15: "lost", 16: "reset_required"}
+#: Answers to "is link 0 up?" of a card, or of a driver, that has no NVLink.
+_NO_NVLINK = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 #: 2^64-1 is NVML's "not available".
 _NO_VALUE = (1 << 64) - 1
+_NO_INSTANCE = (1 << 32) - 1
+_WEEK = 7 * 86_400
 _FIELD_RECOVERY = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, driver 570
 
 
@@ -32,25 +37,37 @@ class Asker:
 
     def __init__(self) -> None:
         self.fault: str | None = None
+        self.error: int | None = None  # of the last call
 
     def __call__(self, name: str, *arguments: Any) -> Any:
         function = getattr(pynvml, name, None)
+        self.error = None if function else pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
         if function is None:
             return None
         try:
             return function(*arguments)
         except pynvml.NVMLError as error:
+            self.error = error.value
             fault = FAULTS.get(error.value)
             if fault in ("lost", "reset_required"):
                 self.fault = fault
             return None
-        except Exception:
+        except Exception:  # pynvml raises others too: text that is no UTF-8, a symbol that this driver lacks
+            self.error = pynvml.NVML_ERROR_UNKNOWN
             return None
 
 
 def text(value: Any) -> str | None:
     """NVML's strings were bytes before release 11.515."""
     return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else value
+
+
+def words(error: int) -> str | None:
+    """The library's own words for an error; it knows those that came after pynvml."""
+    try:
+        return str(pynvml.NVMLError(error)) if error else None
+    except Exception:
+        return None
 
 
 def number(value: Any) -> int | None:
@@ -77,7 +94,7 @@ def read_card(handle: Any, ask: Asker) -> dict[str, Any]:
         "throttle": number(throttle(handle, ask)),
         "recovery_action": recovery_action(handle, ask),
         "fabric": fabric(handle, ask),
-        "links": list(links(handle, ask)),
+        "links": links(handle, ask),
         "processes": processes(handle, ask),
         **memory_health(handle, ask),
     }
@@ -101,15 +118,33 @@ def memory(handle: Any, ask: Asker) -> dict[str, Any]:
 
 def memory_health(handle: Any, ask: Asker) -> dict[str, Any]:
     rows = ask("nvmlDeviceGetRemappedRows", handle)
-    single, double = (ask("nvmlDeviceGetRetiredPages", handle, cause) for cause in (0, 1))
+    single, double = (retired(handle, ask, cause) for cause in (0, 1))
     return {
         "ecc_volatile": number(ask("nvmlDeviceGetTotalEccErrors", handle, 1, 0)),
         "ecc_aggregate": number(ask("nvmlDeviceGetTotalEccErrors", handle, 1, 1)),
         "remapped_rows": [int(value) for value in rows] if rows else None,
         "retired_single_bit": None if single is None else len(single),
         "retired_double_bit": None if double is None else len(double),
+        "retired_double_bit_this_week": this_week(double or ()),
         "retired_pending": ask("nvmlDeviceGetRetiredPagesPendingStatus", handle),
     }
+
+
+def retired(handle: Any, ask: Asker, cause: int) -> list[int] | None:
+    """When each page was retired; 0 where the driver (before 410) or the card (before Pascal) does not tell."""
+    pages = ask("nvmlDeviceGetRetiredPages_v2", handle, cause)
+    if pages is not None:
+        return [int(page["timestamp"]) for page in pages]
+    older = ask("nvmlDeviceGetRetiredPages", handle, cause)
+    return None if older is None else [0] * len(older)
+
+
+def this_week(times: Sequence[int]) -> int | None:
+    """How many of them. NVML does not say in which unit it counts from 1970: the sizes tell the units apart."""
+    if not any(times):
+        return None
+    seconds = (each / next(unit for unit in (1, 10**3, 10**6, 10**9) if each < unit * 10**11) for each in times)
+    return sum(each > time.time() - _WEEK for each in seconds)
 
 
 def throttle(handle: Any, ask: Asker) -> Any:
@@ -126,7 +161,7 @@ def recovery_action(handle: Any, ask: Asker) -> int | None:
 
 def processes(handle: Any, ask: Asker) -> list[dict[str, Any]] | None:
     """None: not told. Drivers before 510 have the older calls alone, which pynvml refuses by a plain exception."""
-    found: dict[int, dict[str, Any]] = {}
+    found: dict[tuple[int, int | None, int | None], dict[str, Any]] = {}
     told = False
     for kind, name in (("C", "Compute"), ("G", "Graphics"), ("M+C", "MPSCompute")):
         call = f"nvmlDeviceGet{name}RunningProcesses"
@@ -138,13 +173,20 @@ def processes(handle: Any, ask: Asker) -> list[dict[str, Any]] | None:
         told = told or listed is not None
         for each in listed or ():
             size = None if each.usedGpuMemory is None else mib(each.usedGpuMemory)
-            before = found.get(each.pid)  # one that computes and draws is listed twice
+            gi, ci = (instance(getattr(each, name, None)) for name in ("gpuInstanceId", "computeInstanceId"))
+            before = found.get((each.pid, gi, ci))  # one that computes and draws is listed twice
             kinds = kind if before is None else f"{before['type']}+{kind}"
             if before is not None and before["memory_mib"] is not None:
                 size = max(size or 0, before["memory_mib"])
             who = program(each.pid, ask) if before is None else before["name"]
-            found[each.pid] = {"pid": each.pid, "type": kinds, "memory_mib": size, "name": who}
+            told_of = {"pid": each.pid, "type": kinds, "memory_mib": size, "name": who, "gi": gi, "ci": ci}
+            found[each.pid, gi, ci] = told_of
     return list(found.values()) if told else None
+
+
+def instance(value: Any) -> int | None:
+    """Of a MIG device; all bits set where the card is whole."""
+    return None if value == _NO_INSTANCE else number(value)
 
 
 class OldProcess(ctypes.Structure):
@@ -173,18 +215,26 @@ def program(pid: int, ask: Asker) -> str | None:
     return name.split(None, 1)[0][:200] if name and name.strip() else None
 
 
-def links(handle: Any, ask: Asker) -> Iterator[dict[str, Any]]:
-    """Each NVLink: up or not, and what is at its other end (0 a GPU, 1 an IBM NPU, 2 a switch, 255 unknown)."""
+def links(handle: Any, ask: Asker) -> list[dict[str, Any]] | None:
+    """Each NVLink: up, down or not told, and what is at its other end (0 a GPU, 1 an IBM NPU, 2 a switch, 255 unknown).
+
+    None: no link of the card tells anything, which is not the same as having none.
+    """
+    found: list[dict[str, Any]] = []
     for link in range(MOST_LINKS):
         up = ask("nvmlDeviceGetNvLinkState", handle, link)
-        if up is None:
-            return
+        if ask.error == pynvml.NVML_ERROR_INVALID_ARGUMENT or (link == 0 and ask.error in _NO_NVLINK):
+            break
+        if ask.error == pynvml.NVML_ERROR_NOT_SUPPORTED:
+            continue  # not wired on this board
         peer = ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link) if up else None
-        yield {
-            "up": bool(up),
-            "type": number(ask("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)) if up else None,
-            "bus": text(peer.busId) if peer is not None else None,
-        }
+        kind = number(ask("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)) if up else None
+        bus = text(peer.busId) if peer is not None else None
+        found.append({"up": None if up is None else bool(up), "type": kind, "bus": bus})
+    else:
+        while found and found[-1]["up"] is None:  # where they end was never said
+            del found[-1]
+    return found if not found or any(link["up"] is not None for link in found) else None
 
 
 def fabric(handle: Any, ask: Asker) -> dict[str, Any] | None:
@@ -197,8 +247,9 @@ def fabric(handle: Any, ask: Asker) -> dict[str, Any] | None:
         if ask(call, handle, pynvml.byref(info)) is None:
             continue
         return {
-            "state": int(info.state),
+            "state": int(info.state) & 0xFF,  # C has one byte here, pynvml four: the rest is what lay in memory
             "status": int(info.status),
+            "status_text": words(int(info.status)),
             "cluster": bytes(info.clusterUuid).hex(),
             "clique": int(info.cliqueId),
             "health_mask": int(getattr(info, "healthMask", 0)),

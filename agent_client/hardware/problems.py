@@ -21,6 +21,11 @@ _RESET = "move the work away, then reset the card (nvidia-smi --gpu-reset) or re
 PROBLEMS: Mapping[str, Rule] = {
     "lost": Rule(severity=UNPLACEABLE, source="NVML error 15", hint="reboot; if it comes back, reseat or replace it"),
     "not_answering": Rule(severity=UNPLACEABLE, source="NVML: the handle or the UUID fails", hint=_RESET),
+    "partitioned": Rule(
+        severity=UNPLACEABLE,
+        source="llmgw: parts of one AMD card share its id",
+        hint="amd-smi set --compute-partition SPX makes it one GPU again",
+    ),
     "no_permission": Rule(severity=UNPLACEABLE, source="NVML error 4", hint="let the agent's user read /dev/nvidia*"),
     "reset_required": Rule(severity=UNPLACEABLE, source="NVML error 16, recovery action >= 1", hint=_RESET),
     "ecc_uncorrectable": Rule(severity=UNPLACEABLE, source="DCGM: volatile count > 0, until reset", hint=_RESET),

@@ -74,6 +74,12 @@ def run(argv: Sequence[str], *, deadline_seconds: float = DEADLINE_SECONDS, name
     return Output(code=child.returncode, output=_text(output), errors=_text(errors))
 
 
+def is_stuck(name: str) -> bool:
+    """An earlier run of that name was killed and is still there."""
+    child = _abandoned.get(name)
+    return child is not None and child.poll() is None
+
+
 def _collect(child: subprocess.Popen[bytes], until: float) -> tuple[bytes, bytes, bool]:
     """Both streams, and whether it ended in time. A grandchild that keeps a stream is not waited for."""
     if child.stdout is None or child.stderr is None:

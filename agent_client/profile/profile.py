@@ -32,6 +32,9 @@ class SecretRef:
 
 #: Variables that llmgw sets itself: a profile that set them would run on other cards or answer to other keys.
 OWNED_ENV = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "VLLM_API_KEY", "LLAMA_API_KEY", "LLMGW_*", "VLLM_PORT")
+#: As the hub spells ids: at most 96 characters a part, no part of dots alone.
+_HUB_ID = re.compile(r"(?!\.)[A-Za-z0-9_.-]{1,96}/(?!\.)[A-Za-z0-9_.-]{1,96}\Z")
+_HUB_REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9_][A-Za-z0-9_./-]{0,199}\Z")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
@@ -40,7 +43,9 @@ class Profile:
     """Memory in MiB, times in seconds. `gpus` None means tensor x pipeline x data parallel; 0 is a CPU replica."""
 
     engine: EngineKind
-    model: str = ""
+    model: str = ""  # a path on the node, or a hub id such as org/name
+    model_revision: str | None = None  # branch, tag or commit of a hub id
+    model_files: tuple[str, ...] = ()  # patterns over a hub id's files
     gpu_class: tuple[str, ...] = ()
     gpus: int | None = None
     tensor_parallel: int = 1
@@ -62,6 +67,11 @@ class Profile:
     start_timeout_seconds: int = 1800
     drain_timeout_seconds: int = 600
     stop_grace_seconds: int = 30
+
+    @property
+    def from_hub(self) -> bool:
+        """The model is named by a hub id, not by a path. What echo and custom engines name is their own matter."""
+        return self.engine not in (EngineKind.ECHO, EngineKind.CUSTOM) and bool(_HUB_ID.match(self.model))
 
     @property
     def gpus_total(self) -> int:
@@ -100,6 +110,8 @@ def read_profile(data: Any, where: str, problems: list[Problem]) -> Profile | No
     engine = given.choice("engine", EngineKind)
     values: dict[str, Any] = {
         "model": given.text("model", required=engine not in (EngineKind.ECHO, EngineKind.CUSTOM)),
+        "model_revision": given.text("model_revision") or None,
+        "model_files": given.texts("model_files", single=True),
         "gpu_class": given.texts("gpu_class", single=True),
         "gpus": given.integer("gpus", None, least=0, most=4096),
         "nodes": given.integer("nodes", 1, least=1, most=512),
@@ -152,6 +164,15 @@ def _check(profile: Profile, given: Fields) -> None:
             "nodes",
             f"cannot use {given.where}.nodes > 1 with {profile.engine}: it runs on one node",
         )
+    for name, value in (("model_revision", profile.model_revision), ("model_files", profile.model_files)):
+        if value and not profile.from_hub:
+            text = f"cannot use {given.where}.{name}: {profile.model or 'the model'} is no hub id such as org/name"
+            given.note("not_from_hub", name, text, "leave it out for a path")
+    if profile.model_revision and not _HUB_REVISION.match(profile.model_revision):
+        text = (
+            f"cannot use {given.where}.model_revision = {profile.model_revision!r}: a branch, tag or commit is needed"
+        )
+        given.note("bad_value", "model_revision", text)
     if profile.gpus_total == 0 and profile.gpu_class:
         given.note("class_without_gpus", "gpu_class", f"cannot use {given.where}.gpu_class: the profile uses no GPU")
     if profile.engine is EngineKind.CUSTOM and not profile.options.get("command"):

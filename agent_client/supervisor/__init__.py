@@ -39,6 +39,7 @@ from agent_client.supervisor.evidence import (
     Failure,
     failure_of_exit,
     failure_of_start,
+    of_card,
     read_output,
     redacted,
 )
@@ -65,6 +66,7 @@ class NodeTools:
     free_port: Callable[[set[int]], int | None]
     probe: Callable[[str, Readiness, str, str | None], Awaitable[bool]]
     running: Callable[[str, str | None], Awaitable[int | None]]
+    sick_card: Callable[[ShardSpec], tuple[str, str] | None] = lambda spec: None  # what is wrong with it, hint
 
 
 class Supervisor:
@@ -339,14 +341,17 @@ class Supervisor:
         return redacted(read_output(Path(engine.entry.log_path), most_bytes=most_bytes), secrets)
 
     def _failure(self, engine: Engine, deadline_seconds: float | None = None) -> Failure:
-        """Why it failed, out of its output, whose tail it keeps. Reads files and takes up to a third of a second."""
-        lines = self._output(engine)
+        """Why it failed, out of its output, whose tail it keeps, and of its cards. Reads files and asks the driver."""
+        lines, replica = self._output(engine), engine.spec.replica
         engine.tail = tuple(lines[-TAIL_LINES:])
         if deadline_seconds is not None:
-            return failure_of_start(engine.spec.replica, lines, deadline_seconds)
-        code, signal_ = engine.exit_code, engine.exit_signal
-        seen = code is not None or signal_ is not None
-        return failure_of_exit(engine.spec.replica, lines, exit_code=code, exit_signal=signal_, seen=seen)
+            failure = failure_of_start(replica, lines, deadline_seconds)
+        else:
+            code, signal_ = engine.exit_code, engine.exit_signal
+            seen = code is not None or signal_ is not None
+            failure = failure_of_exit(replica, lines, exit_code=code, exit_signal=signal_, seen=seen)
+        sick = self._node.sick_card(engine.spec)
+        return of_card(replica, failure, *sick) if sick else failure
 
     # -- inside -------------------------------------------------------------------------------------------------------
 

@@ -82,6 +82,13 @@ def failure_of_start(replica: str, lines: Sequence[str], deadline_seconds: float
     )
 
 
+def of_card(replica: str, failure: Failure, card: str, hint: str) -> Failure:
+    """The same for an engine whose card went: that comes first, whatever the engine made of it."""
+    rest = failure.detail.removeprefix(f"cannot run {replica}: ")
+    detail = f"cannot run {replica}: {card}; then {rest}"
+    return Failure(code=FailureCode.GPU_MISSING.value, detail=detail, hint=hint or failure.hint)
+
+
 def _told(found: Diagnosis) -> str:
     return f"; it wrote: {bare(found.line)[:LINE_TOLD]}" if found.line else ""
 

@@ -67,7 +67,8 @@ def test_what_the_machine_has_is_what_the_fleet_sees(house: House) -> None:
     ports = {a["hca"]: {port["fabric"] for port in a["ports"]} for a in node["inventory"]["adapters"]}
     assert {hca for hca, fabrics in ports.items() if fabrics == {"ib-east"}} == {"mlx5_0", "mlx5_1"}
     assert {"ib-west"} in ports.values()
-    assert any("adapter mlx5_2 is not there" in text for text in node["inventory"]["warnings"])  # labelled and missing
+    labelled_and_missing = "fabric ib-east: adapters mlx5_2 and mlx5_3 are not there"
+    assert any(labelled_and_missing in text for text in node["inventory"]["warnings"])
 
     machine.become(**{"3.memory": "!15"})  # falls off the bus in service
     wait_for(lambda: machine.placeable() == [0, 1, 2, 4, 5, 6, 7], "the lost card alone to be out")

@@ -57,9 +57,15 @@ def test_foreign_use_is_marked_on_the_process_and_on_the_card(tmp_path: Path) ->
         memory_used_mib=1032,
         processes=(Process(pid=675, type="G", memory_mib=22), Process(pid=5762, type="C", memory_mib=1005)),
     )
+    named = card(memory_used_mib=1032, processes=(Process(pid=5762, name="train", type="C", memory_mib=1005),))
     (gpu,) = finished(seen, tmp_path=tmp_path)
     assert [process["foreign"] for process in gpu["processes"]] == [False, True]
     assert [each["code"] for each in gpu["problems"]] == ["foreign_process"]
+    (tmp_path / "5762").mkdir()
+    (tmp_path / "5762" / "cmdline").write_bytes(b"/opt/train\0")
+    (gpu,) = finished(named, tmp_path=tmp_path)
+    me = pwd.getpwuid(os.getuid()).pw_name
+    assert gpu["problems"][0]["text"] == f"used by train (pid 5762 of {me}, 1005 MiB); 1032 MiB are used"
     (gpu,) = finished(seen, tmp_path=tmp_path, owned_pids={5762})
     assert [process["foreign"] for process in gpu["processes"]] == [False, False]
     assert (gpu["problems"], gpu["placeable"]) == ([], True)
@@ -71,6 +77,11 @@ def test_used_memory_of_a_shared_machine_is_not_held_by_ghosts(tmp_path: Path) -
     assert [p["code"] for p in finished(card(memory_used_mib=90000), tmp_path=tmp_path)[0]["problems"]] == [
         "memory_held"
     ]
+
+
+def test_what_the_slices_of_a_card_use_is_not_held_on_the_card(tmp_path: Path) -> None:
+    split = card(figures=Figures(mig_current="Enabled"), memory_used_mib=60_000)
+    assert finished(split, tmp_path=tmp_path)[0]["problems"] == []
 
 
 def test_severities_decide_whether_a_card_is_placeable(tmp_path: Path) -> None:

@@ -348,9 +348,11 @@ def missing(root: Path, *patterns: str) -> list[str]:
 def test_labelled_adapters_that_are_missing_are_named(tmp_path: Path) -> None:
     root = build(tmp_path, (DATA / "h100_roce_some_polling.sysfs").read_text())
     assert missing(root, "mlx5_[0-3]", "mlx5_10") == []
+    assert missing(root, "mlx5_12", "mlx5_0")[0] == "fabric ib-east: adapter mlx5_12 is not there"
+    (many,) = missing(root, "ib_[0-8]", "mlx5_12")
+    assert many == "fabric ib-east: adapters ib_0, ib_1, ib_2, ib_3, ib_4, ib_5, ib_6, ib_7 and 2 more are not there"
     assert missing(root, "mlx5_1[0-3]") == [
-        "fabric ib-east: adapter mlx5_12 is not there",
-        "fabric ib-east: adapter mlx5_13 is not there",
+        "fabric ib-east: adapters mlx5_12 and mlx5_13 are not there",
         "fabric ib-east: adapter mlx5_11 is down (port 1: DOWN, Polling)",
     ]
     (none,) = missing(root, "hfi1_.*")

@@ -77,6 +77,30 @@ def test_every_source_gives_the_same_keys(tmp_path: Path) -> None:
 
 
 @needs_gcc
+def test_a_slice_says_of_which_card_it_is(tmp_path: Path) -> None:
+    lines = Machine(tmp_path, fake_nvml.with_mig()).inventory().stdout.splitlines()
+    assert [line.rpartition("  ")[2].strip() for line in lines if "MIG 1g.10gb" in line] == ["part of GPU 0"] * 2
+    assert "split (MIG)" in next(line for line in lines if line.startswith("0 "))
+
+
+def test_a_table_without_cards_says_where_was_looked(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, None)
+    machine.env |= {"PATH": str(tmp_path), "LD_LIBRARY_PATH": str(tmp_path)}
+    assert "no GPUs: NVML, nvidia-smi, amd-smi and rocm-smi are not here" in machine.inventory().stdout
+    assert "no GPUs: nvidia-smi, amd-smi and rocm-smi are not here" in machine.inventory("--no-nvml").stdout
+    assert "no GPUs were looked for (--no-gpu)" in machine.inventory("--no-gpu").stdout
+
+
+def test_what_only_calls_itself_infiniband_is_told_apart(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, None)
+    capture = CAPTURE.with_name("hfi1_opa_plus_mlx4_2port.sysfs").read_text(errors="surrogateescape")
+    root = sysfs.unpack(capture, tmp_path / "opa")
+    lines = machine.inventory("--no-gpu", "--ib-root", str(root)).stdout.splitlines()
+    assert "InfiniBand (Omni-Path)" in next(line for line in lines if line.startswith("hfi1_0"))
+    assert "Omni-Path" not in next(line for line in lines if line.startswith("mlx4_0"))
+
+
+@needs_gcc
 def test_the_table_shows_what_placement_would_see(tmp_path: Path) -> None:
     machine = Machine(tmp_path, fake_nvml.dgx_h100() | {"3.memory": "!15"})
     done = machine.inventory()
@@ -84,10 +108,10 @@ def test_the_table_shows_what_placement_would_see(tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     head, healthy, lost = (next(line for line in lines if line.startswith(start)) for start in ("IDX", "0 ", "3 "))
     assert head.split() == ["IDX", "CLASS", "NAME", "MEM", "CC", "HEALTH", "DOMAIN"]
-    assert healthy.index("ok") == lost.index("lost") == head.index("HEALTH")
+    assert healthy.index("ok") == lost.index("unplaceable: lost") == head.index("HEALTH")
     assert "classes: h100-sxm-80gb" in lines
     assert any(re.match(r"mlx5_0 +1 +ACTIVE +400 Gb/s \(4X NDR\) +InfiniBand", line) for line in lines)
-    assert "warning: GPU 3: the driver has lost the card" in lines
+    assert "warning: GPU 3: the driver has lost the card; reboot; if it comes back, reseat or replace it" in lines
     assert "\x1b" not in done.stdout
 
 
@@ -102,7 +126,8 @@ def test_failing_discovery_still_shows_the_adapters(tmp_path: Path) -> None:
 
 def test_colour_is_for_trouble_alone() -> None:
     gpu = {"index": 0, "class": "c", "name": "n", "memory_total_mib": 10, "memory_used_mib": 0, "shared_memory": False}
-    gpu |= {"compute_capability": None, "domain": None, "problems": []}
+    gpu |= {"compute_capability": None, "domain": None, "problems": [], "uuid": "GPU-1", "mig": None}
+    gpu |= {"mig_mode": None, "placeable": True}
     bad = {**gpu, "index": 1, "problems": [{"code": "lost", "severity": "unplaceable", "text": "", "hint": ""}]}
     odd = {**gpu, "index": 2, "problems": [{"code": "hw_slowdown", "severity": "warning", "text": "", "hint": ""}]}
     top = {"node_id": "n", "source": "nvml", "driver": None, "cuda": None, "warnings": [], "adapters": []}

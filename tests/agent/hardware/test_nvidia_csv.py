@@ -7,7 +7,7 @@ from tests.agent.hardware import samples
 from tests.agent.hardware.test_nvidia_samples import codes
 
 ROW = (
-    "0, NVIDIA H100 PCIe, GPU-1, 00000000:C1:00.0, 580.1, 81559, 3, 9.0, Disabled, Disabled, 0, 4, "
+    "0, NVIDIA H100 PCIe, GPU-1, 00000000:C1:00.0, 580.1, 81559, 3, 614, 9.0, Disabled, Disabled, 0, 4, "
     "[N/A], [N/A], [N/A], 0, No, No, Not Active, Not Active, Not Active, None"
 )
 
@@ -20,6 +20,7 @@ def test_csv_with_all_fields() -> None:
         "9.0",
         True,
     )
+    assert gpu["memory_reserved_mib"] == 614
     assert gpu["health"] == {
         "recovery_action": "None",
         "ecc_volatile_uncorrectable": 0,

@@ -74,3 +74,13 @@ def test_the_list_of_a_mixed_node() -> None:
     assert second.migs == ()
     assert third.migs[0].uuid == "MIG-GPU-5c1d2e3f-aaaa-bbbb-cccc-000000000003/11/0"
     assert (third.index, third.name) == (2, "NVIDIA A100-SXM4-40GB")
+
+
+def test_a_line_of_the_list_with_a_strange_profile_still_tells_the_uuid() -> None:
+    lines = ("MIG 1g.5gb+me.all", "MIG 1c.2g.24gb+gfx", "MIG 1g.10gb-me", "MIG new-kind", "MIG ")
+    (card,) = nvidia_list.parse(
+        "GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-1)\n"
+        + "".join(f"  {words}  Device {i}: (UUID: MIG-{i})\n" for i, words in enumerate(lines))
+    )
+    assert [each.uuid for each in card.migs] == [f"MIG-{i}" for i in range(5)]
+    assert [each.profile for each in card.migs] == ["1g.5gb+me.all", "1c.2g.24gb+gfx", "1g.10gb-me", None, None]

@@ -138,7 +138,7 @@ def test_a_name_without_known_capability_is_asked_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("xml", ["exit 2", "echo '<nvidia_smi_log><gpu>'", "echo hello", "true"])
 def test_csv_where_xml_fails(xml: str, tmp_path: Path) -> None:
-    row = "0, Tesla T4, GPU-1, 00000000:00:1E.0, 450.80, 15109, 3, 7.5, [N/A], [N/A]" + ", [N/A]" * 12
+    row = "0, Tesla T4, GPU-1, 00000000:00:1E.0, 450.80, 15109, 3, [N/A], 7.5, [N/A], [N/A]" + ", [N/A]" * 12
     apps = printing(tmp_path, "GPU-1, 41, python, 900\n")
     fake = Fake(tmp_path, xml=xml, csv=printing(tmp_path, row + "\n"), apps=apps)
     found = fake.read()

@@ -1,11 +1,12 @@
 """NVLink domains from links and fabric: bridges, switches, racks, links that are down, fabrics that are not ready."""
 
 import random
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_client.hardware.nvlink import CardLinks, FabricInfo, Link, domains, down
+from agent_client.hardware.nvlink import CardLinks, FabricInfo, Link, domains, down, on_switch
 
 BUS = ["0000:18:00.0", "0000:29:00.0", "0000:3a:00.0", "0000:4b:00.0"]
 TO_SWITCH = Link(up=True, type=2, bus="0000:05:00.0")
@@ -59,6 +60,19 @@ def test_an_old_driver_or_a_virtual_machine_that_hides_the_other_end_means_a_swi
     assert shape(card(0, Link(up=True, bus=BUS[1])), card(1, Link(up=True, bus=BUS[0]))) == [("bridge", [0, 1])]
 
 
+def test_a_processor_at_the_other_end_is_no_switch() -> None:
+    """POWER9 machines: each card's links end at a CPU too."""
+    to_processor = Link(up=True, type=1, bus="0004:00:00.0")
+    cards = [card(0, to_processor, bridge(1)), card(1, to_processor, bridge(0)), card(2, to_processor)]
+    assert shape(*cards) == [("bridge", [0, 1]), ("single", [2])]
+
+
+def test_an_old_driver_and_a_partner_that_does_not_answer_make_no_switch() -> None:
+    alone = [card(0, Link(up=True, bus=BUS[1])), card(2, Link(up=True, bus=BUS[3]))]
+    found = domains(alone, silent=[BUS[1], None, BUS[3]])
+    assert [(domain["kind"], domain["gpus"]) for domain in found] == [("single", [0]), ("single", [2])]
+
+
 def test_a_rack_is_named_by_cluster_and_clique() -> None:
     rack = FabricInfo(state=3, status=0, cluster="4f0e7a5c-1d2b-4396-8a7b-0c1d2e3f4a5b", clique=2)
     (found,) = domains([card(i, TO_SWITCH, fabric=rack) for i in range(4)])
@@ -66,9 +80,20 @@ def test_a_rack_is_named_by_cluster_and_clique() -> None:
 
 
 def test_links_down_are_told_where_some_are_up() -> None:
-    assert down(card(0, bridge(1), bridge(1, up=False))) == "1 of 2 NVLinks are up"
-    assert down(card(0, bridge(1, up=False))) is None
-    assert down(card(0, bridge(1))) is None
+    assert down(card(0, bridge(1), bridge(1, up=False)), switched=False) == "1 of 2 NVLinks are up"
+    assert down(card(0, bridge(1), Link(up=None)), switched=False) == "1 of 2 NVLinks are up, 1 does not answer"
+    assert down(card(0, bridge(1, up=False)), switched=False) is None
+    assert down(card(0, bridge(1)), switched=False) is None
+
+
+def test_none_up_is_told_where_a_switch_is_and_the_card_is_whole() -> None:
+    unlit = card(0, bridge(1, up=False), bridge(1, up=False))
+    assert down(unlit, switched=True) == "0 of 2 NVLinks are up"
+    assert down(replace(unlit, mig=True), switched=True) is None
+    assert down(card(0), switched=True) is None
+    assert on_switch([unlit, card(1, TO_SWITCH)])
+    assert on_switch([replace(unlit, fabric=FabricInfo(state=1, status=0))])
+    assert not on_switch([unlit, card(1, bridge(2)), card(2, bridge(1))])
 
 
 def test_health_mask_says_what_is_bad() -> None:
@@ -83,7 +108,7 @@ def test_health_mask_says_what_is_bad() -> None:
 
 LINK = st.builds(
     Link,
-    up=st.booleans(),
+    up=st.sampled_from([True, False, None]),
     type=st.sampled_from([None, 0, 1, 2, 255]),
     bus=st.sampled_from([None, "0000:05:00.0", *BUS]),
 )

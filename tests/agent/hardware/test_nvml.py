@@ -1,52 +1,20 @@
 """NVML through the real pynvml and a fake library: every figure, and what is sick hides nothing that is well."""
 
+import ctypes
 import json
 import re
-import sys
+import time
 from pathlib import Path
-from typing import Any
 
+import pynvml
 import pytest
 
-from agent_client.hardware import DiscoveryOptions, discovery, nvml
-from agent_client.hardware.cards import Found
+from agent_client.hardware import DiscoveryOptions, discovery, nvml, nvml_reader
+from agent_client.hardware.nvidia_smi import host_memory
+from tests.agent.hardware.machine import Machine, codes, needs_gcc
 from tests.support import fake_nvml
 
-pytestmark = pytest.mark.skipif(
-    not fake_nvml.available(), reason="gcc is not installed: the fake library can't be built"
-)
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fake_nvml.build(tmp_path_factory.mktemp("nvml"))
-
-
-@pytest.fixture(scope="module")
-def old_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fake_nvml.build(tmp_path_factory.mktemp("old-nvml"), "-DOLD")
-
-
-class Machine:
-    """A scenario in place: whatever asks NVML now gets its facts."""
-
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, library: Path) -> None:
-        self.file = folder / "facts"
-        monkeypatch.setenv("LD_LIBRARY_PATH", str(library))
-        monkeypatch.setenv("FAKE_NVML", str(self.file))
-
-    def read(self, facts: dict[str, object], **changes: object) -> Found:
-        fake_nvml.write(self.file, {**facts, **changes})
-        return nvml.read()
-
-
-@pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Path) -> Machine:
-    return Machine(tmp_path, monkeypatch, library)
-
-
-def codes(gpu: dict[str, Any]) -> list[str]:
-    return [problem["code"] for problem in gpu["problems"]]
+pytestmark = needs_gcc
 
 
 def test_a_dgx_h100(machine: Machine) -> None:
@@ -62,7 +30,8 @@ def test_a_dgx_h100(machine: Machine) -> None:
         "bus": "0000:18:00.0",
         "compute_capability": "9.0",
     }
-    assert (first["memory_total_mib"], first["memory_used_mib"], first["placeable"]) == (81559, 4, True)
+    assert [first[f"memory_{name}_mib"] for name in ("total", "used", "reserved")] == [81559, 4, 614]
+    assert first["placeable"]
     assert (first["links"], first["mig"], first["problems"]) == ({"up": 18, "total": 18}, None, [])
     assert first["sensors"] == {
         "power_watts": 71.0,
@@ -94,11 +63,42 @@ def test_a_bridge_that_is_half_down_is_a_warning(machine: Machine) -> None:
     assert found.gpus[0]["placeable"]
 
 
+@pytest.mark.parametrize("link", [0, 5, 17])
+def test_a_link_that_cannot_be_read_hides_none_of_the_others(machine: Machine, link: int) -> None:
+    found = machine.read(fake_nvml.dgx_h100(), **{f"3.link.{link}": "!999"})
+    assert found.gpus[3]["links"] == {"up": 17, "total": 18}
+    assert [each["text"] for each in found.gpus[3]["problems"]] == ["17 of 18 NVLinks are up, 1 does not answer"]
+    assert [domain["gpus"] for domain in found.domains] == [list(range(8))]
+
+
+def test_links_that_may_not_be_read_are_unknown_and_not_absent(machine: Machine) -> None:
+    refused = {f"{card}.link.{link}": "!4" for card in range(4) for link in range(18)}
+    found = machine.read(fake_nvml.bridged_pairs() | refused)
+    assert [(gpu["links"], gpu["domain"], gpu["problems"]) for gpu in found.gpus] == [(None, None, [])] * 4
+
+
+def test_no_link_up_is_a_fault_where_there_is_a_switch(machine: Machine) -> None:
+    found = machine.read(fake_nvml.dgx_h100() | fake_nvml.switch_links(3, down=18))
+    assert [(domain["kind"], domain["gpus"]) for domain in found.domains] == [
+        ("switch", [0, 1, 2, 4, 5, 6, 7]),
+        ("single", [3]),
+    ]
+    assert [each["text"] for each in found.gpus[3]["problems"]] == ["0 of 18 NVLinks are up"]
+    split = {"3.mig_mode": "1 1"}  # the driver takes the links of a card in slices down
+    found = machine.read(fake_nvml.dgx_h100() | fake_nvml.switch_links(3, down=18) | split)
+    assert "nvlink_down" not in codes(found.gpus[3])
+    unbridged = {key: value for i in range(4) for key, value in fake_nvml.peer_links(i, i ^ 1, 12, down=12).items()}
+    assert [gpu["problems"] for gpu in machine.read(fake_nvml.bridged_pairs() | unbridged).gpus] == [[]] * 4
+
+
 def test_a_fabric_that_is_not_ready_splits_its_card_off(machine: Machine) -> None:
-    found = machine.read(fake_nvml.dgx_h100() | fake_nvml.fabric(5, state=2) | fake_nvml.fabric(6, status=999))
+    found = machine.read(fake_nvml.dgx_h100() | fake_nvml.fabric(5, state=2) | fake_nvml.fabric(6, status=23))
     assert [domain["gpus"] for domain in found.domains] == [[0, 1, 2, 3, 4, 7], [5], [6]]
     assert codes(found.gpus[5]) == codes(found.gpus[6]) == ["fabric_not_ready"]
-    assert "In Progress" in found.gpus[5]["problems"][0]["text"]
+    assert found.gpus[5]["problems"][0]["text"] == "its NVLink fabric is In Progress"
+    assert found.gpus[6]["problems"][0]["text"] == (
+        "its NVLink fabric is Completed, but: Insufficient Resources (NVML error 23)"
+    )
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])
@@ -126,6 +126,35 @@ def test_mig_devices_are_units_and_their_card_is_not(machine: Machine) -> None:
     ]
 
 
+def test_processes_that_the_driver_tells_of_the_card_belong_to_its_instances(machine: Machine) -> None:
+    """With rights enough NVML lists the processes of all instances on the card as well."""
+    told = {"0.proc.0": "C 4242 1005 9 0", "0.proc.1": "C 5151 300 7 0", "0.proc.2": "C 6161 20 11 0"}
+    card, _, first, second = machine.read(fake_nvml.with_mig(), **told).gpus
+    assert [process["pid"] for process in card["processes"]] == [6161]  # of an instance that is not listed
+    assert [process["pid"] for process in first["processes"]] == [5151]
+    assert [process["pid"] for process in second["processes"]] == [4242]
+
+
+@pytest.mark.parametrize("name", ["!999", fake_nvml.H100, f"{fake_nvml.H100} MIG ", "MIG"])
+def test_an_instance_without_a_readable_name_keeps_its_uuid_and_its_class(machine: Machine, name: str) -> None:
+    unit = machine.read(fake_nvml.with_mig(), **{"0.mig.0.name": name}).gpus[2]
+    assert (unit["uuid"], unit["placeable"]) == ("MIG-00000000-1111-2222-3333-444444444444", True)
+    assert (unit["mig"]["profile"], unit["class"]) == ("1g.10gb", "h100-sxm-80gb-mig-1g.10gb")  # by SMs and memory
+    unit = machine.read(fake_nvml.with_mig(), **{"0.mig.0.name": name, "0.mig.0.sms": "!3"}).gpus[2]
+    assert (unit["mig"]["profile"], unit["class"], unit["placeable"]) == (None, "h100-sxm-80gb-mig", True)
+
+
+def test_an_instance_without_a_uuid_is_shown_and_not_placeable(machine: Machine) -> None:
+    unit = machine.read(fake_nvml.with_mig(), **{"0.mig.0.uuid": "!999"}).gpus[2]
+    assert (unit["uuid"], unit["placeable"], codes(unit)) == (None, False, ["not_answering"])
+
+
+def test_only_what_looks_like_a_uuid_is_given_to_engines(machine: Machine) -> None:
+    for text in ("0", "all", "GPU-1,GPU-2", "x" * 80):
+        gpu = machine.read(fake_nvml.dgx_h100(), **{"3.uuid": text}).gpus[3]
+        assert (gpu["uuid"], gpu["placeable"]) == (None, False)
+
+
 @pytest.mark.parametrize(
     ("facts", "code", "placeable"),
     [
@@ -137,6 +166,7 @@ def test_mig_devices_are_units_and_their_card_is_not(machine: Machine) -> None:
         ({"3.throttle": 0x80}, "power_brake", True),
         ({"3.mig_mode": "0 1"}, "mig_pending", True),
         ({"3.retired.double": 63, "3.retired.single": 0}, "retired_pages_limit", False),
+        ({"3.retired.double": 16, "3.retired.times": f"{int(time.time())} " * 2}, "retired_pages_limit", False),
         ({"3.retired.pending": 1}, "retired_pages_pending", True),
         ({"3.memory": "!15"}, "lost", False),
         ({"3.power": "!16"}, "reset_required", False),
@@ -156,16 +186,16 @@ def test_one_sick_card_hides_no_other(machine: Machine, facts: dict[str, object]
 
 
 @pytest.mark.parametrize("name", [key.removeprefix("3.") for key in fake_nvml.card(3)])
-@pytest.mark.parametrize("error", ["!3", "!4", "!13", "!999"])
-def test_each_figure_may_be_missing(machine: Machine, name: str, error: str) -> None:
-    found = machine.read(fake_nvml.machine(*(fake_nvml.card(i) for i in range(4))) | {f"3.{name}": error})
-    gpu = found.gpus[3]
-    assert len(found.gpus) == 4
-    if name == "memory":
-        assert (gpu["memory_total_mib"], gpu["memory_used_mib"]) == (None, None)
-    if name == "cc":
-        assert gpu["compute_capability"] in (None, "9.0")  # known by the name
-    assert gpu["placeable"] is (name != "uuid")
+def test_each_figure_may_be_missing(machine: Machine, name: str) -> None:
+    errors = {f"{index}.{name}": error for index, error in enumerate(("!3", "!4", "!13", "!999"))}
+    found = machine.read(fake_nvml.machine(*(fake_nvml.card(i) for i in range(5))) | errors)
+    assert len(found.gpus) == 5
+    for gpu in found.gpus[:4]:
+        if name == "memory":
+            assert (gpu["memory_total_mib"], gpu["memory_used_mib"]) == (None, None)
+        if name == "cc":
+            assert gpu["compute_capability"] in (None, "9.0")  # known by the name
+        assert gpu["placeable"] is (name != "uuid")
 
 
 def test_an_absent_figure_is_not_zero_and_names_need_not_be_text(machine: Machine) -> None:
@@ -179,9 +209,9 @@ def test_an_absent_figure_is_not_zero_and_names_need_not_be_text(machine: Machin
 
 
 def test_an_old_driver_without_newer_symbols(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old_library: Path
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library_of_440: Path
 ) -> None:
-    machine = Machine(tmp_path, monkeypatch, old_library)
+    machine = Machine(tmp_path, monkeypatch, library_of_440)
     links = fake_nvml.peer_links(0, 1) | fake_nvml.peer_links(1, 0)
     cards = [fake_nvml.card(i, "Tesla V100-SXM2-16GB", "16160 3", "7.0") for i in range(2)]
     found = machine.read(fake_nvml.machine(*cards, driver="440.33", cuda=10_020) | links, **{"0.proc.0": "C 77 500"})
@@ -190,6 +220,28 @@ def test_an_old_driver_without_newer_symbols(
     assert [(each["pid"], each["memory_mib"]) for each in found.gpus[0]["processes"]] == [(77, 500)]
     assert [(domain["kind"], domain["gpus"]) for domain in found.domains] == [("bridge", [0, 1])]
     assert found.gpus[0]["problems"] == []
+
+
+def test_a_driver_of_460_has_instances_and_no_fabric(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library_of_460: Path
+) -> None:
+    machine = Machine(tmp_path, monkeypatch, library_of_460)
+    facts = fake_nvml.with_mig() | fake_nvml.switch_links(1, 12) | {"driver": "470.82.01", "cuda": 11_040}
+    found = machine.read(facts, **{"0.proc.0": "C 5151 300 7 0", "1.proc.0": "G 98 4", "1.proc.1": "C 99 -"})
+    assert [[process["pid"] for process in gpu["processes"]] for gpu in found.gpus] == [[], [99, 98], [5151], [4242]]
+    assert [gpu["memory_reserved_mib"] for gpu in found.gpus] == [None] * 4
+    assert [domain["gpus"] for domain in found.domains] == [[0], [1]]
+    assert found.gpus[1]["problems"] == []
+
+
+def test_a_chip_that_shares_the_machines_memory(machine: Machine) -> None:
+    facts = fake_nvml.machine(fake_nvml.card(0, "NVIDIA GB10", cc="12.1")) | {"0.memory": "!3", "0.rows": "!3"}
+    (gpu,) = machine.read(facts, **{"0.proc.0": "C 4242 5000"}).gpus
+    machine_memory = host_memory()
+    assert machine_memory is not None
+    assert (gpu["class"], gpu["shared_memory"]) == ("gb10-unified", True)
+    assert gpu["memory_total_mib"] == machine_memory.total_mib
+    assert (gpu["placeable"], [process["memory_mib"] for process in gpu["processes"]]) == (True, [5000])
 
 
 @pytest.mark.parametrize(
@@ -212,46 +264,6 @@ def test_without_the_library_there_is_nothing_to_say(monkeypatch: pytest.MonkeyP
     assert (found.source, found.error) == ("none", None)
 
 
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_a_hanging_card_is_left_out_and_the_others_stay(machine: Machine) -> None:
-    facts = fake_nvml.dgx_h100()
-    clock = Clock()
-    source = nvml.Nvml(clock=clock)
-    fake_nvml.write(machine.file, facts)
-    assert len(source.read().gpus) == 8
-    fake_nvml.write(machine.file, facts | {"3.memory": "hang"})
-    found = source.read(deadline_seconds=1.5)
-    assert [gpu["index"] for gpu in found.gpus if gpu["placeable"]] == [0, 1, 2, 4, 5, 6, 7]
-    assert codes(found.gpus[3]) == ["not_answering"]
-    assert found.gpus[3]["uuid"] == "GPU-00000003-aaaa-bbbb-cccc-dddddddddddd"
-    assert found.gpus[3]["bus"] == "0000:4b:00.0"
-    fake_nvml.write(machine.file, facts)
-    assert codes(source.read().gpus[3]) == ["not_answering"]  # not touched again so soon
-    clock.now += nvml.RETRY_SECONDS
-    assert source.read().gpus[3]["placeable"]
-
-
-def test_a_library_that_hangs_at_once_ends_at_the_deadline(machine: Machine) -> None:
-    fake_nvml.write(machine.file, {"init": "hang"})
-    found = nvml.Nvml().read(deadline_seconds=0.5)
-    assert (found.source, found.gpus) == ("unavailable", [])
-    assert "did not answer within 0.5 s" in (found.error or "")
-
-
-def test_a_child_that_crashes_or_lies_is_told(tmp_path: Path) -> None:
-    for text in ("", "no json\n", '{"kind": "card"}\n', "[]\n", '{"kind": "head", "count": 0}\n'):
-        script = tmp_path / "child.py"
-        script.write_text(f"import sys; sys.stdout.write({text!r}); sys.exit(3)")
-        found = nvml.Nvml([sys.executable, str(script)]).read()
-        assert found.gpus == []
-
-
 def test_discovery_prefers_nvml_and_says_what_others_use(machine: Machine, tmp_path: Path) -> None:
     facts = fake_nvml.dgx_h100() | {"2.proc.0": "C 4242 70000", "process.4242": "python", "2.memory": "81559 70004 614"}
     fake_nvml.write(machine.file, facts)
@@ -261,7 +273,8 @@ def test_discovery_prefers_nvml_and_says_what_others_use(machine: Machine, tmp_p
     data = eyes.look().to_json()
     assert (data["source"], data["driver"]) == ("nvml", "580.65.06")
     assert codes(data["gpus"][2]) == ["foreign_process"]
-    assert "GPU 2: used by python (pid 4242, 70000 MiB); 70004 MiB are used" in data["warnings"]
+    text = "GPU 2: used by python (pid 4242, 70000 MiB); 70004 MiB are used; end it, or cordon the card"
+    assert text in data["warnings"]
     assert not any("topology" in text for text in data["warnings"])
     fake_nvml.write(machine.file, facts | {"count": 0})
     broken = eyes.look().to_json()
@@ -281,3 +294,17 @@ def test_a_fatal_xid_forbids_its_card_alone(machine: Machine, tmp_path: Path) ->
     data = discovery.discover(options).to_json()
     assert [gpu["placeable"] for gpu in data["gpus"]] == [True, False, *[True] * 6]
     assert codes(data["gpus"][1]) == ["xid"]
+
+
+STRUCTS = (
+    *("nvmlPciInfo_t", "c_nvmlMemory_t", "c_nvmlMemory_v2_t", "c_nvmlUtilization_t", "c_nvmlFieldValue_t"),
+    *("c_nvmlProcessInfo_v2_t", "c_nvmlProcessInfo_v3_t", "c_nvmlDeviceAttributes"),
+    *("c_nvmlGpuFabricInfo_t", "c_nvmlGpuFabricInfo_v2_t", "c_nvmlGpuFabricInfo_v3_t"),
+)
+
+
+def test_the_fake_lays_its_answers_out_as_pynvml_reads_them(library: Path) -> None:
+    size = ctypes.CDLL(str(library / "libnvidia-ml.so.1")).fake_size
+    for name in STRUCTS:
+        assert size(name.encode()) == ctypes.sizeof(getattr(pynvml, name)), name
+    assert size(b"OldProcess") == ctypes.sizeof(nvml_reader.OldProcess)
