@@ -34,6 +34,11 @@ class Replica(models.Model):
     first_failure = models.JSONField(null=True, blank=True)
     latest_failure = models.JSONField(null=True, blank=True)
     restart_requested = models.BooleanField(default=False)
+    goal = models.PositiveIntegerField(null=True, blank=True)  # revision of its next attempt; null: the one it runs
+    drain_deadline_at = models.DateTimeField(null=True, blank=True)  # of a stop or restart that people asked for
+    replaces = models.ForeignKey(
+        "self", null=True, blank=True, on_delete=models.SET_NULL, related_name="substitutes"
+    )  # it takes over from that one as soon as it is ready
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
@@ -84,6 +89,14 @@ class Shard(models.Model):
     exit_signal = models.IntegerField(null=True, blank=True)
     tail = models.JSONField(default=list, blank=True)
     fabric_env = models.JSONField(default=dict, blank=True)
+    rendezvous_address = models.CharField(max_length=253, blank=True)  # where the ranks of this attempt meet
+    rendezvous_port = models.PositiveIntegerField(null=True, blank=True)
+    moved_at = models.DateTimeField(null=True, blank=True)  # its phase or progress last changed
+    stalled_at = models.DateTimeField(null=True, blank=True)  # requests inside, and no token since
+    running = models.PositiveIntegerField(null=True, blank=True)  # requests in the engine
+    waiting = models.PositiveIntegerField(null=True, blank=True)
+    verdict_code = models.CharField(max_length=60, blank=True)  # why the control plane itself gave it up
+    verdict = models.TextField(blank=True)
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:

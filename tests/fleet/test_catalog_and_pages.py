@@ -10,7 +10,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from fleet.admin.display import COLOURS
-from fleet.domain.states import CommandState, NodeStatus, ReplicaState, Severity
+from fleet.domain.states import CheckState, CommandState, NodeStatus, ReplicaState, RolloutState, Severity
 from fleet.models import GpuClaim, Node, Replica, Shard
 from fleet.services import catalog
 from fleet.services.errors import FleetError
@@ -142,7 +142,7 @@ def test_the_admin_form_uses_the_catalog_rules(admin_client: Client) -> None:
     assert User.objects.exists()
 
 
-@pytest.mark.parametrize("state", [*NodeStatus, *ReplicaState, *CommandState, *Severity])
+@pytest.mark.parametrize("state", [*NodeStatus, *ReplicaState, *RolloutState, *CheckState, *CommandState, *Severity])
 def test_each_state_has_a_colour(state: Any) -> None:
     assert COLOURS[state]
 
