@@ -1,58 +1,54 @@
 """Rows → FleetSnapshot, in a fixed number of queries whatever the size of the fleet."""
 
 from collections import defaultdict
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
-from django.db.models import F, Q
 from django.db.models.functions import Now
 
-from agent_client.engines.causes import NODE_LOCAL_CAUSES
-from agent_client.profile import Profile, ProfileError, parse_profile
-from agent_client.protocol.states import ENDED_SHARD_STATES, NODE_LOCAL_FAILURES, ShardState
-from fleet.domain.states import NodeStatus, ReplicaState, ReplicaWish
-from fleet.domain.types import FleetSnapshot, GpuView, ModelView, NodeView, PortView, ReplicaView, ShardView
-from fleet.models import Adapter, CatalogModel, Gpu, GpuClaim, Node, Replica, Shard
+from agent_client.protocol.states import ENDED_SHARD_STATES
+from fleet.domain.room import SnapshotRoom
+from fleet.domain.states import NodeStatus
+from fleet.domain.types import FleetSnapshot, GpuView, NodeView, PortView
+from fleet.models import Adapter, Gpu, GpuClaim, Node
+from fleet.wishes import load_wishes
 
-#: After a failure with one of these another node is tried once.
-NODE_LOCAL = frozenset(NODE_LOCAL_FAILURES) | NODE_LOCAL_CAUSES
+#: A node that fell silent is preferred again only after this long.
+STABLE_AFTER = timedelta(seconds=60)
 
 
 def load() -> FleetSnapshot:
-    """Seven queries."""
-    shards = list(
-        Shard.objects.exclude(state__in=ENDED_SHARD_STATES).values_list(
-            "pk", "rank", "epoch", "node_id", "state", "wanted", "replica_id"
-        )
-    )
-    newest = Shard.objects.filter(state__in=ENDED_SHARD_STATES, epoch__gt=0).filter(_newest_attempt())
-    shards += list(newest.values_list("pk", "rank", "epoch", "node_id", "state", "wanted", "replica_id"))
-    by_replica: dict[int, list[ShardView]] = defaultdict(list)
+    """The whole fleet, in fourteen queries."""
+    return load_room(load_wishes()).snapshot
+
+
+def load_room(wishes: FleetSnapshot) -> SnapshotRoom:
+    """The machines beside what is wished: four queries more."""
     per_node: dict[int, int] = defaultdict(int)
-    for pk, rank, epoch, node, word, wanted, replica in shards:
-        state = ShardState(word)
-        by_replica[replica].append(ShardView(pk=pk, rank=rank, epoch=epoch, node=node, state=state, wanted=wanted))
-        per_node[node] += state not in ENDED_SHARD_STATES
-    return FleetSnapshot(nodes=_nodes(per_node), models=_models(), replicas=_replicas(by_replica))
+    for replica in wishes.replicas:
+        for shard in replica.shards:
+            per_node[shard.node] += shard.state not in ENDED_SHARD_STATES
+    held: dict[int, list[int]] = defaultdict(list)
+    holders: dict[int, str] = {}
+    rows = GpuClaim.objects.filter(released_at__isnull=True).order_by("pk")
+    for gpu, holder, model, number in rows.values_list(
+        "gpu_id", "shard_id", "shard__replica__model__name", "shard__replica__number"
+    ):
+        held[holder].append(gpu)
+        holders[gpu] = f"{model}/{number}"
+    claims = {shard: tuple(gpus) for shard, gpus in held.items()}
+    return SnapshotRoom(snapshot=replace(wishes, nodes=_nodes(per_node, holders)), claims=claims)
 
 
-def _newest_attempt() -> Q:
-    return Q(epoch=F("replica__attempt"))
-
-
-def _nodes(per_node: dict[int, int]) -> tuple[NodeView, ...]:
-    holders = {
-        gpu: f"{model}/{number}"
-        for gpu, model, number in GpuClaim.objects.filter(released_at__isnull=True).values_list(
-            "gpu_id", "shard__replica__model__name", "shard__replica__number"
-        )
-    }
+def _nodes(per_node: dict[int, int], holders: dict[int, str]) -> tuple[NodeView, ...]:
     gpus: dict[int, list[GpuView]] = defaultdict(list)
     for gpu in Gpu.objects.all():
         gpus[gpu.node_id].append(_gpu(gpu, holders.get(gpu.pk, "")))
     ports: dict[int, list[PortView]] = defaultdict(list)
     for adapter in Adapter.objects.filter(present=True).select_related("fabric").order_by("hca", "port"):
         ports[adapter.node_id].append(_port(adapter))
-    rows = Node.objects.annotate(now=Now()).order_by("name")
+    rows = Node.objects.defer("inventory").annotate(now=Now()).order_by("name")
     return tuple(
         NodeView(
             pk=node.pk,
@@ -60,6 +56,8 @@ def _nodes(per_node: dict[int, int]) -> tuple[NodeView, ...]:
             status=NodeStatus(node.status),
             schedulable=node.schedulable,
             cordon_reason=node.cordon_reason,
+            draining=node.drain_deadline_at is not None,
+            unstable=_unstable(node),
             silent_seconds=_silent(node),
             labels=node.labels,
             engines=tuple(node.engines),
@@ -89,6 +87,12 @@ def _silent(node: Any) -> float | None:
     return None if node.last_seen_at is None else max(0.0, (node.now - node.last_seen_at).total_seconds())
 
 
+def _unstable(node: Any) -> bool:
+    """It fell silent, and is back for so short a time that it may do so again."""
+    back_at = max(node.status_at, node.flapped_at) if node.flapped_at else None
+    return back_at is not None and node.now - back_at < STABLE_AFTER
+
+
 def _gpu(gpu: Gpu, holder: str) -> GpuView:
     problem = next((str(p.get("text", "")) for p in gpu.problems if isinstance(p, dict)), "")
     foreign = ""
@@ -110,53 +114,3 @@ def _gpu(gpu: Gpu, holder: str) -> GpuView:
         holder=holder,
         foreign=foreign,
     )
-
-
-def _models() -> tuple[ModelView, ...]:
-    out = []
-    for model in CatalogModel.objects.filter(profile__isnull=False):
-        profile: Profile | None = None
-        error = ""
-        try:
-            profile = parse_profile(model.profile)
-        except ProfileError as wrong:
-            error = str(wrong)
-        out.append(
-            ModelView(
-                pk=model.pk,
-                name=model.name,
-                replicas=model.replicas,
-                revision=model.revision,
-                profile=profile,
-                profile_error=error,
-            )
-        )
-    return tuple(out)
-
-
-def _replicas(shards: dict[int, list[ShardView]]) -> tuple[ReplicaView, ...]:
-    names = dict(Node.objects.values_list("name", "pk"))
-    out = []
-    for replica in Replica.objects.select_related("model", "revision"):
-        failure = replica.latest_failure or {}
-        local = failure.get("code") in NODE_LOCAL and failure.get("attempt") == replica.attempt
-        out.append(
-            ReplicaView(
-                pk=replica.pk,
-                label=replica.label,
-                model=replica.model_id,
-                number=replica.number,
-                wish=ReplicaWish(replica.wish),
-                state=ReplicaState(replica.state),
-                attempt=replica.attempt,
-                revision=replica.revision.number,
-                created_at=replica.created_at,
-                next_try_at=replica.next_try_at,
-                restart_requested=replica.restart_requested,
-                explanation_text=(replica.explanation or {}).get("text", ""),
-                reason=replica.reason,
-                avoid_node=names.get(str(failure.get("node"))) if local else None,
-                shards=tuple(sorted(shards.get(replica.pk, []), key=lambda s: (s.epoch, s.rank))),
-            )
-        )
-    return tuple(out)

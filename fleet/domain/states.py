@@ -105,13 +105,14 @@ SHARD_TRANSITIONS: Mapping[ShardState, frozenset[ShardState]] = {
 # Replica states are computed from facts in both directions (domain/replica_state), so each can follow each.
 REPLICA_TRANSITIONS: Mapping[ReplicaState, frozenset[ReplicaState]] = {state: frozenset(R) - {state} for state in R}
 
-O = RolloutState
 ROLLOUT_TRANSITIONS: Mapping[RolloutState, frozenset[RolloutState]] = {
-    O.ROLLING: frozenset({O.PAUSED, O.FAILED, O.DONE, O.DROPPED}),
-    O.PAUSED: frozenset({O.ROLLING, O.FAILED, O.DROPPED}),
-    O.FAILED: frozenset(),
-    O.DONE: frozenset(),
-    O.DROPPED: frozenset(),
+    RolloutState.ROLLING: frozenset(
+        {RolloutState.PAUSED, RolloutState.FAILED, RolloutState.DONE, RolloutState.DROPPED}
+    ),
+    RolloutState.PAUSED: frozenset({RolloutState.ROLLING, RolloutState.FAILED, RolloutState.DROPPED}),
+    RolloutState.FAILED: frozenset(),
+    RolloutState.DONE: frozenset(),
+    RolloutState.DROPPED: frozenset(),
 }
 
 # What each state tells a person; docs/states.md is drawn from it. One table each: equal words of two enums are one key.
@@ -146,11 +147,11 @@ REPLICA_MEANINGS: Mapping[ReplicaState, str] = {
     R.LOST: "its node went; it is placed elsewhere",
 }
 ROLLOUT_MEANINGS: Mapping[RolloutState, str] = {
-    O.ROLLING: "replicas go over to the new revision, one after another",
-    O.PAUSED: "nothing more goes over until a person resumes it",
-    O.FAILED: "the new revision failed, or a person rolled it back: all go back to the old one",
-    O.DONE: "every replica runs the new revision",
-    O.DROPPED: "a newer revision took its place",
+    RolloutState.ROLLING: "replicas go over to the new revision, one after another",
+    RolloutState.PAUSED: "nothing more goes over until a person resumes it",
+    RolloutState.FAILED: "the new revision failed, or a person rolled it back: all go back to the old one",
+    RolloutState.DONE: "every replica runs the new revision",
+    RolloutState.DROPPED: "a newer revision took its place",
 }
 
 

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from agent_client.profile import Profile
 from agent_client.protocol.states import ShardState
-from fleet.domain.states import NodeStatus, ReplicaState, ReplicaWish
+from fleet.domain.states import CheckState, NodeStatus, ReplicaState, ReplicaWish, RolloutState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +47,8 @@ class NodeView:
     status: NodeStatus
     schedulable: bool = True
     cordon_reason: str = ""
+    draining: bool = False
+    unstable: bool = False  # back for so short a time that others are preferred
     silent_seconds: float | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     engines: tuple[str, ...] = ()
@@ -65,6 +67,40 @@ class ShardView:
     node: int
     state: ShardState
     wanted: bool
+    node_ready: bool = True  # what is known of it is fresh
+    draining: bool = False
+    drain_deadline_at: datetime | None = None
+    evacuate_at: datetime | None = None  # deadline of a drain of its node or of one of its cards
+    moved_at: datetime | None = None  # its state, phase or progress last changed
+    stalled_at: datetime | None = None  # requests inside, and no token since
+    running: int | None = None  # requests in the engine, by its own word
+    rendezvous_port: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowView:
+    """What routers see of a replica: requests in flight, and when a token last came."""
+
+    in_flight: int
+    moved_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckView:
+    """A node's answer to «could you run this?»."""
+
+    state: CheckState
+    text: str = ""  # why not
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutView:
+    """An open rollout: rolling or paused."""
+
+    pk: int
+    target: int
+    state: RolloutState
+    checks: Mapping[int, CheckView] = field(default_factory=dict)  # by node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +116,11 @@ class ReplicaView:
     created_at: datetime
     next_try_at: datetime | None = None
     restart_requested: bool = False
+    goal: int | None = None  # revision of its next attempt; None: the one it runs
+    drain_deadline_at: datetime | None = None  # of a stop or restart that people asked for
+    replaces: int | None = None  # it takes over from that replica once it is ready
+    failure: str = ""  # of its newest attempt, in a sentence
+    flow: FlowView | None = None  # the router's word of its newest attempt
     explanation_text: str = ""
     reason: str = ""  # of its state, in a sentence
     avoid_node: int | None = None  # where it failed for a reason of that node
@@ -94,6 +135,12 @@ class ModelView:
     revision: int
     profile: Profile | None  # None: it could not be read; `profile_error` says why
     profile_error: str = ""
+    stable: int = 1  # the revision that replicas run when nothing is under way
+    rollout: RolloutView | None = None
+    older: Mapping[int, Profile] = field(default_factory=dict)  # profiles of other revisions in use, by number
+
+    def profile_of(self, revision: int) -> Profile | None:
+        return self.profile if revision == self.revision else self.older.get(revision)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,3 +148,4 @@ class FleetSnapshot:
     nodes: tuple[NodeView, ...] = ()
     models: tuple[ModelView, ...] = ()  # managed ones alone
     replicas: tuple[ReplicaView, ...] = ()
+    draining: tuple[int, ...] = ()  # nodes that are to be left

@@ -3,6 +3,7 @@
 import uuid
 
 from django.db import models
+from django.utils import timezone
 
 from agent_client.protocol.states import ENDED_SHARD_STATES, ShardState
 from fleet.domain.states import ReplicaState, ReplicaWish
@@ -39,7 +40,7 @@ class Replica(models.Model):
     replaces = models.ForeignKey(
         "self", null=True, blank=True, on_delete=models.SET_NULL, related_name="substitutes"
     )  # it takes over from that one as soon as it is ready
-    created_at = models.DateTimeField(auto_now_add=True)
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
 
     class Meta:
         ordering = ["model__name", "number"]
@@ -116,9 +117,30 @@ class Shard(models.Model):
                 violation_error_message="cannot save: a ready head needs an endpoint.",
             ),
         ]
+        indexes = [
+            # A tick reads what lives, and what lives is few beside what has ended.
+            models.Index(
+                fields=["replica"],
+                condition=~models.Q(state__in=sorted(s.value for s in ENDED_SHARD_STATES)),
+                name="shard_live",
+            )
+        ]
 
     def __str__(self) -> str:
         return f"{self.replica_id}/{self.rank}#{self.epoch}"
+
+
+class Flow(models.Model):
+    """What routers see of a replica's newest attempt: with it a hung engine is told from a busy one."""
+
+    replica = models.OneToOneField(Replica, on_delete=models.CASCADE, related_name="flow")
+    attempt = models.PositiveIntegerField()
+    in_flight = models.PositiveIntegerField(default=0)
+    moved_at = models.DateTimeField()  # a token last came, or nothing was in flight
+    seen_at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return f"{self.replica_id}#{self.attempt}: {self.in_flight}"
 
 
 class GpuClaim(models.Model):
