@@ -103,10 +103,12 @@ def _network(ask: Ask, node: NodeView) -> NodeRefusal:
         return NodeRefusal(node=node.name, reason=Reason.NO_FABRIC, text=f"{node.name} {_no_fabric(node)}")
     need = ask.shape.nodes
     if ask.shape.block > 1 and not racks:
-        text = f"{node.name} is in no rack: tensor_parallel {ask.profile.tensor_parallel} over nodes needs one, or nvlink: off"
+        size = ask.profile.tensor_parallel
+        text = f"{node.name} is in no NVLink rack: tensor_parallel {size} over nodes needs one, or nvlink: off"
         return NodeRefusal(node=node.name, reason=Reason.DOMAIN, text=text)
     where, fit = _most(ask, node, names, racks)
-    text = f"{node.name} has room, but {fit} node{'s' * (fit != 1)} on {where} {'fits' if fit == 1 else 'fit'}, {need} needed"
+    others = "1 node" if fit == 1 else f"{fit} nodes"
+    text = f"{node.name} has room, but {others} on {where} {'has' if fit == 1 else 'have'}, {need} needed"
     return NodeRefusal(node=node.name, reason=Reason.FABRIC, text=text)
 
 

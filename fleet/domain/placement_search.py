@@ -158,7 +158,7 @@ class Scale:
 
 
 def one_node(ask: Ask) -> tuple[str, Choice] | None:
-    """Class and cards on the best node. Nodes to avoid come last, then classes by preference, then spread, then score."""
+    """Class and cards on the best node: not to be avoided, then the preferred class, spread, then score."""
     for avoided in (False, True):
         if avoided and not ask.avoid:
             return None
