@@ -43,7 +43,7 @@ def load_wishes() -> FleetSnapshot:
 
 _SHARD_FIELDS = (
     *("pk", "rank", "epoch", "node_id", "state", "wanted", "replica_id", "node__status", "draining"),
-    *("drain_deadline_at", "state_at", "moved_at", "stalled_at", "running", "rendezvous_port"),
+    *("drain_deadline_at", "state_at", "moved_at", "stalled_at", "running", "rendezvous_port", "pids"),
 )
 
 
@@ -77,6 +77,7 @@ def _shards(draining_nodes: dict[int, datetime]) -> dict[int, list[ShardView]]:
                     stalled_at=stalled,
                     running=rest[0],
                     rendezvous_port=rest[1],
+                    pids=tuple(pid for pid in rest[2] if isinstance(pid, int)),
                 )
             )
     return out

@@ -60,7 +60,6 @@ class _Tick:
         for replica in self.replicas:
             if replica.model in self.by_model:
                 self.by_model[replica.model].append(replica)
-        self.taken: set[int] = set()
         self.ports = ports_in_use(self.replicas)
         self.refused: dict[tuple[int, int, Collection[int]], Refusal] = {}
         self.going: set[int] = set()  # removed in this pass
@@ -195,7 +194,7 @@ class _Tick:
         if found.preempts:
             yield from self._preempt(found, replica)
             return
-        self.taken.update(found.gpus)
+        self.room.promise(found, model=model.pk)
         port = None
         if len(found.shards) > 1:
             port = choose_port(self.rules.rendezvous_ports, self.ports, found.head.node, last=last_port(replica))
@@ -222,14 +221,14 @@ class _Tick:
         known = self.refused.get(key)
         if known is not None:
             return known
-        found = self.room.place(profile, avoid=avoid, taken=self.taken)
+        found = self.room.place(profile, model=model.pk, avoid=avoid)
         if isinstance(found, Refusal):
             self.refused[key] = found
         return found
 
     def _preempt(self, found: Placement, replica: ReplicaView) -> Iterable[Action]:
         """Replicas of lower priority make room; the card goes to the higher one, which is placed first."""
-        self.taken.update(found.gpus)
+        self.room.promise(found, model=replica.model)
         for other in self.replicas:
             if other.pk in found.preempts:
                 until = self._drain_until(other, self.models.get(other.model))
@@ -257,7 +256,7 @@ class _Tick:
         if replica.state is not ReplicaState.READY:
             yield from stop(live(replica), "its node is drained")
             return
-        self.taken.update(found.gpus)
+        self.room.promise(found, model=model.pk)
         yield CreateReplica(
             model=model.pk,
             number=self._number(model.pk),
@@ -273,7 +272,7 @@ class _Tick:
             for each in self.by_model[model.pk]
             if each.pk in self.kept and each.pk not in self.going and each.wish is ReplicaWish.RUN
         ]
-        step = Step(room=self.room, taken=self.taken, number=lambda: self._number(model.pk))
+        step = Step(room=self.room, number=lambda: self._number(model.pk))
         yield from roll(model, rows, step)
 
     def _number(self, model: int) -> int:

@@ -31,7 +31,6 @@ class Step:
     """What else a rollout looks at, and what it promises in this tick."""
 
     room: Room
-    taken: set[int]
     number: Callable[[], int]  # the next free number for a replica
 
 
@@ -84,7 +83,7 @@ def _replace(model: ModelView, old: ReplicaView, target: int, step: Step, rollou
     profile = model.profile_of(target)
     if profile is None:
         return []
-    found = step.room.place(profile, avoid=(), taken=step.taken)
+    found = step.room.place(profile, model=model.pk)
     surge = isinstance(found, Placement)
     parts = found.shards if isinstance(found, Placement) else _own_parts(old, step.room)
     if rollout is not None:
@@ -96,7 +95,7 @@ def _replace(model: ModelView, old: ReplicaView, target: int, step: Step, rollou
         if any(rollout.checks[part.node].state is CheckState.OPEN for part in parts):
             return []
     if isinstance(found, Placement):
-        step.taken.update(found.gpus)
+        step.room.promise(found, model=model.pk)
         return [CreateReplica(model=model.pk, number=step.number(), revision=target, replaces=old.pk)]
     return [SetGoal(replica=old.pk, revision=target)]
 

@@ -115,6 +115,13 @@ ROLLOUT_TRANSITIONS: Mapping[RolloutState, frozenset[RolloutState]] = {
     RolloutState.DROPPED: frozenset(),
 }
 
+CHECK_TRANSITIONS: Mapping[CheckState, frozenset[CheckState]] = {
+    CheckState.OPEN: frozenset(CheckState) - {CheckState.OPEN},
+    CheckState.PASSED: frozenset(),
+    CheckState.REFUSED: frozenset(),
+    CheckState.SKIPPED: frozenset(),
+}
+
 # What each state tells a person; docs/states.md is drawn from it. One table each: equal words of two enums are one key.
 NODE_MEANINGS: Mapping[NodeStatus, str] = {
     N.JOINING: "registered, but nothing that was sent down its stream has been answered yet",

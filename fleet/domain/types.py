@@ -21,9 +21,22 @@ class GpuView:
     domain: str = ""  # NVLink domain, fleet-wide name for a rack's; empty when unknown or alone
     usable: bool = True  # present and placeable, by the agent's word
     problem: str = ""
+    mig: bool = False  # a slice of a card: it joins no group
     schedulable: bool = True
+    cordon_reason: str = ""
     holder: str = ""  # label of the replica whose live claim it is
+    holder_attempt: int = 0  # whose shard holds it; an older one than the replica's is still ending
     foreign: str = ""  # a process that is not ours
+    foreign_mib: int | None = None  # of all such processes together
+
+    @property
+    def memory_free_mib(self) -> int | None:
+        return None if self.memory_total_mib is None else self.memory_total_mib - (self.memory_used_mib or 0)
+
+    @property
+    def free(self) -> bool:
+        """Nothing stands against it, whatever the profile."""
+        return self.usable and self.schedulable and not self.holder and not self.foreign
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +51,7 @@ class PortView:
     netdev: str = ""
     ethernet: bool = False  # RoCE: the GID index matters
     gid_index: int | None = None
+    address: str | None = None  # of its netdev; empty when it has none, None when that is not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +72,11 @@ class NodeView:
     holds_models: frozenset[int] = frozenset()  # models whose files it has, as far as is known
     shards: int = 0  # live ones; spreads CPU replicas
 
+    @property
+    def standing(self) -> bool:
+        """Something new may be placed there."""
+        return self.status is NodeStatus.READY and self.schedulable and not self.draining
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardView:
@@ -75,6 +94,7 @@ class ShardView:
     stalled_at: datetime | None = None  # requests inside, and no token since
     running: int | None = None  # requests in the engine, by its own word
     rendezvous_port: int | None = None
+    pids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,11 +74,6 @@ class Migration(migrations.Migration):
         ),
         migrations.AddField(
             model_name='node',
-            name='flapped_at',
-            field=models.DateTimeField(blank=True, null=True),
-        ),
-        migrations.AddField(
-            model_name='node',
             name='loss_accepted',
             field=models.BooleanField(default=False),
         ),

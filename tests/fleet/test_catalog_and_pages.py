@@ -152,7 +152,7 @@ def test_the_home_page_answers_first(admin_client: Client, django_assert_max_num
     model(tensor_parallel=4)
     tick()
     tick()
-    with django_assert_max_num_queries(14):
+    with django_assert_max_num_queries(20):
         page = admin_client.get(reverse("admin:index")).content.decode()
     assert "One thing needs you." in page
     assert "qwen/1 cannot be placed" in page
