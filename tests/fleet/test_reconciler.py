@@ -146,7 +146,7 @@ def test_a_restart_stops_first_and_starts_again() -> None:
     model()
     tick()
     shard = make_ready(admission)
-    operations.restart_replica(replica=Replica.objects.get(), actor="t")
+    operations.restart_replica(replica=Replica.objects.get(), actor="t", now=timezone.now())
     tick()
     stop = Command.objects.filter(kind=CommandKind.STOP).get()
     assert stop.shard == shard
