@@ -3,6 +3,7 @@
 Always, in the middle of it too: no card with two engines, no shard with two, no healthy engine ended without a reason.
 """
 
+import contextlib
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -180,7 +181,8 @@ def someone_acts(world: World, judge: "Judge") -> None:
     replicas = list(Replica.objects.select_related("model").order_by("pk"))
     nodes = list(Node.objects.order_by("pk"))
     model = chance.choice(list(judge.wished))
-    match chance.randint(0, 5):
+    now = world.wall_now()
+    match chance.randint(0, 7):
         case 0:
             judge.wish(model, replicas=chance.randint(0, 4))
         case 1:
@@ -192,18 +194,32 @@ def someone_acts(world: World, judge: "Judge") -> None:
                 operations.cordon_node(node=node, reason="simulated", actor="simulation")
             else:
                 operations.uncordon_node(node=node, actor="simulation")
-        case 3 | 4 | 5 if replicas:
+        case 3 if nodes:
+            node = chance.choice(nodes)
+            if node.drain_deadline_at is None:
+                world.note(f"{node.name} is drained")
+                operations.drain_node(
+                    node=node, deadline_seconds=chance.uniform(0, 20), reason="", actor="simulation", now=now
+                )
+            else:
+                world.note(f"the drain of {node.name} is cancelled")
+                operations.cancel_drain(node=node, actor="simulation")
+        case 4 if replicas:
+            replica = chance.choice(replicas)
+            world.note(f"{replica.label} is drained")
+            judge.touched.add(replica.pk)
+            with contextlib.suppress(FleetError):
+                operations.drain_replica(replica=replica, actor="simulation", now=now, deadline_seconds=5.0)
+        case 5 | 6 | 7 if replicas:
             replica = chance.choice(replicas)
             wish = chance.choice(["restart", ReplicaWish.STOP, ReplicaWish.RUN])
             world.note(f"someone says {wish} to {replica.label}")
             judge.touched.add(replica.pk)
-            try:
+            with contextlib.suppress(FleetError):  # told in words; the fleet is as it was
                 if isinstance(wish, ReplicaWish):
-                    operations.set_wish(replica=replica, wish=wish, actor="simulation")
+                    operations.set_wish(replica=replica, wish=wish, actor="simulation", now=now)
                 else:
-                    operations.restart_replica(replica=replica, actor="simulation")
-            except FleetError:
-                pass  # told in words; the fleet is as it was
+                    operations.restart_replica(replica=replica, actor="simulation", now=now)
 
 
 FAULTS: list[Callable[[World, "Judge"], None]] = [
@@ -250,6 +266,8 @@ def heal(world: World) -> None:
 
 def _wishes(world: World, judge: "Judge") -> None:
     judge.wish("a", replicas=world.chance.randint(1, 3), cards=world.chance.choice([1, 2]))
+    if world.chance.random() < 0.5:
+        judge.wish("group", nodes=2, cards=4)
     judge.wish("b", replicas=world.chance.randint(1, 3), cards=world.chance.choice([1, 2, 4]))
 
 
@@ -264,11 +282,11 @@ class Judge:
         self._judged = 0
 
     def wish(self, name: str, **changes: int) -> None:
-        new = {"replicas": 1, "cards": 1, "revision": 1, **self.wished.get(name, {}), **changes}
+        new = {"replicas": 1, "cards": 1, "revision": 1, "nodes": 1, **self.wished.get(name, {}), **changes}
         if self._world.database_away:
             return
         self.wished[name] = new
-        self._world.wish(name, new["replicas"], new["cards"], new["revision"])
+        self._world.wish(name, **new)
 
     def look(self) -> None:
         """Engines that were told to end while they were healthy, one by one."""
@@ -287,6 +305,11 @@ class Judge:
             return
         if Event.objects.filter(kind="node_lost", node__name=engine.node).exists():
             return
+        if Node.objects.filter(name=engine.node, drain_deadline_at__isnull=False).exists():
+            return
+        others = Shard.objects.filter(replica=replica, epoch=engine.epoch).exclude(rank=int(rank))
+        if any(each.state in ENDED_SHARD_STATES or each.state == ShardState.LOST for each in others):
+            return  # a rank is gone, so the whole replica begins anew
         shard = Shard.objects.filter(replica=replica, rank=int(rank), epoch=engine.epoch).first()
         if shard is not None and shard.state == ShardState.FAILED:
             return  # it did not become ready within its time, and that is why

@@ -25,7 +25,7 @@ from agent_client.app import Agent
 from agent_client.config import AgentConfig
 from agent_client.hardware import Inventory
 from agent_client.profile import parse_entry
-from fleet import doorbell, snapshots
+from fleet import doorbell
 from fleet.agents import pump as pump_module
 from fleet.agents.consumer import AgentConsumer
 from fleet.models import Node, Replica
@@ -95,7 +95,16 @@ class Machine:
                     "problems": [lost] if card in self.sick else [],
                 }
             )
-        return Inventory(data={"version": 1, "node_id": self.name, "source": "nvml", "gpus": gpus, "adapters": []})
+        return Inventory(
+            data={"version": 1, "node_id": self.name, "source": "nvml", "gpus": gpus, "adapters": [_hca()]}
+        )
+
+
+def _hca() -> dict[str, Any]:
+    port = {"port": 1, "state": "ACTIVE", "phys_state": "LinkUp", "rate_gbps": 400.0, "rate_name": "4X NDR"}
+    port |= {"link_layer": "InfiniBand", "lid": 1, "sm_lid": 1, "gid_prefix": "fe80::", "gid_index": 0}
+    port |= {"fabric": "ib", "problems": []}
+    return {"hca": "mlx5_0", "numa": 0, "netdev": "ib0", "virtual": False, "bond": None, "ports": [port]}
 
 
 class World:
@@ -119,7 +128,7 @@ class World:
         self.checks: list[Callable[[], None]] = []
         self.log: list[str] = []
         self._rung: asyncio.Event | None = None
-        self._old_snapshot: Any = None
+        self._old_wishes: Any = None
 
     def note(self, text: str) -> None:
         self.log.append(f"{self.loop.time() - 1000:7.2f} {text}")
@@ -259,9 +268,9 @@ class World:
         if self.bus_up and self._rung is not None:
             self._rung.set()
 
-    def _snapshot(self) -> Any:
+    def _wishes(self) -> Any:
         fresh = self._load()
-        old, self._old_snapshot = self._old_snapshot, fresh
+        old, self._old_wishes = self._old_wishes, fresh
         if old is not None and self.chance.random() < self.stale_share:
             return old
         return fresh
@@ -277,7 +286,7 @@ class World:
         """Everything that the simulation stands in for, by name."""
         kernel, chance = self.kernel, self.chance
         time = SimpleNamespace(monotonic=self.loop.time)
-        self._load, self._really_do = snapshots.load, reconciler._do
+        self._load, self._really_do = reconciler.load_wishes, reconciler._do
 
         async def deaf(pump: Any) -> None:
             await asyncio.get_running_loop().create_future()
@@ -307,7 +316,7 @@ class World:
                 ("fleet.agents.pump.Pump", "_listen", deaf),
                 ("fleet.doorbell", "_publish", self._publish),
                 ("fleet.doorbell", "_queue_reconcile", self._queue_reconcile),
-                ("fleet.snapshots", "load", self._snapshot),
+                ("fleet.services.reconciler", "load_wishes", self._wishes),
                 ("fleet.services.reconciler", "_do", self._do),
                 ("agent_client.link", "connect", self.network.connect),
                 ("agent_client.link", "time", time),
@@ -316,7 +325,7 @@ class World:
                 ("agent_client.app", "machine_id", lambda: f"machine-{node().name}"),
                 ("agent_client.app", "Discovery", lambda options: SimpleNamespace(look=node().inventory)),
                 ("agent_client.app", "signal", SimpleNamespace(SIGTERM=15, SIGINT=2)),
-                ("agent_client.preflight", "available_engines", lambda config: {"echo": ""}),
+                ("agent_client.preflight", "available_engines", lambda config: {"echo": "", "vllm": ""}),
                 ("agent_client.preflight", "command_for", lambda config, kind: ()),
                 ("agent_client.preflight", "check", lambda *args: None),
                 ("agent_client.preflight", "free_port", kernel.free_port),
@@ -349,17 +358,20 @@ class World:
 
     # -- wishes ------------------------------------------------------------------------------------------------------
 
-    def wish(self, name: str, replicas: int, cards: int, revision: int = 1) -> None:
+    def wish(self, name: str, *, replicas: int, cards: int, revision: int, nodes: int) -> None:
+        """`cards` over all `nodes`."""
+        kind = {"engine": "echo", "gpus": cards}
+        if nodes > 1:
+            kind = {"engine": "vllm", "model": "/models/m", "tensor_parallel": cards, "nodes": nodes, "nvlink": "off"}
         profile = {
-            "engine": "echo",
-            "gpus": cards,
+            **kind,
             "gpu_class": [GPU_CLASS],
             "env": {"REVISION": str(revision)},
             "start_timeout_seconds": 20,
             "drain_timeout_seconds": 3,
             "stop_grace_seconds": 2,
         }
-        self.note(f"wish: {replicas} x {name} on {cards} cards, revision {revision}")
+        self.note(f"wish: {replicas} x {name} on {cards} cards of {nodes} nodes, revision {revision}")
         entry = parse_entry({"name": name, "replicas": replicas, "profile": profile})
         catalog.save_entry(entry, actor="simulation")
 
