@@ -13,7 +13,7 @@ from agent_client.protocol.states import ENDED_SHARD_STATES, ShardState
 from fleet import snapshots
 from fleet.domain.placement import place
 from fleet.domain.reasons import Refusal
-from fleet.domain.states import NodeStatus, ReplicaState, ReplicaWish
+from fleet.domain.states import NodeStatus, ReplicaState, ReplicaWish, RolloutState
 from fleet.models import CatalogModel, Event, GpuClaim, Node, Replica, Shard
 from fleet.services import operations
 from fleet.services.errors import FleetError
@@ -303,10 +303,10 @@ class Judge:
         wished = self.wished[replica.model.name]
         if wished["revision"] > 1 or engine.node in self.excused:
             return
-        if Event.objects.filter(kind="node_lost", node__name=engine.node).exists():
+        if Event.objects.filter(kind="node_lost", node__shards__replica=replica).exists():
             return
-        if Node.objects.filter(name=engine.node, drain_deadline_at__isnull=False).exists():
-            return
+        if Node.objects.filter(shards__replica=replica, drain_deadline_at__isnull=False).exists():
+            return  # all of it leaves, wherever its other ranks are
         others = Shard.objects.filter(replica=replica, epoch=engine.epoch).exclude(rank=int(rank))
         if any(each.state in ENDED_SHARD_STATES or each.state == ShardState.LOST for each in others):
             return  # a rank is gone, so the whole replica begins anew
@@ -357,6 +357,12 @@ def unsettled(world: World) -> str:
     return ""
 
 
+def _revision(model: CatalogModel) -> int:
+    """What its replicas should run: what they went back to when the newest failed, which the rollout says."""
+    latest = model.rollouts.first()
+    return latest.origin if latest is not None and latest.state == RolloutState.FAILED else model.revision
+
+
 def _of_replica(replica: Replica) -> str:
     what = f"{replica.label} is {replica.state}: {replica.reason}"
     if replica.wish == ReplicaWish.STOP:
@@ -364,7 +370,7 @@ def _of_replica(replica: Replica) -> str:
     if replica.wish == ReplicaWish.REMOVE:
         return what
     if replica.state == ReplicaState.READY:
-        return "" if replica.revision.number == replica.model.revision else f"{what} (an old revision)"
+        return "" if replica.revision.number == _revision(replica.model) else f"{what} (an old revision)"
     if replica.state != ReplicaState.PENDING or not replica.explanation:
         return what
     found = place(snapshots.load(), parse_profile(replica.model.profile))
