@@ -6,7 +6,7 @@ stopped everywhere before the next attempt starts.
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from agent_client.protocol.states import ENDED_SHARD_STATES, ShardState
 from fleet.domain import backoff
@@ -15,6 +15,7 @@ from fleet.domain.actions import (
     CreateReplica,
     DeleteReplica,
     Explain,
+    GiveUpShard,
     NodeDrained,
     RemoveReplica,
     StartReplica,
@@ -34,8 +35,10 @@ DEFAULT_DRAIN = timedelta(seconds=600)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """Settings that decide."""
+    """Settings that decide, and by which clock lateness is judged."""
 
+    clock: datetime | None = None  # the database's; None: the same as `now`
+    heard_since: datetime | None = None  # by that clock, since when agents could be heard; None: for ever
     hung_after: timedelta = timedelta(seconds=45)
     rendezvous_ports: range = range(21000, 22000)
 
@@ -172,9 +175,7 @@ class _Tick:
             elif moves:
                 until = self._drain_until(replica, model)
                 yield from wind_down(replica, self.now, until=until, reason="a new revision")
-            elif late := overdue(
-                replica, model.profile_of(replica.revision), self.now, hung_after=self.rules.hung_after
-            ):
+            elif late := self._overdue(replica, model):
                 yield late
             return
         if backoff.waits(replica.next_try_at, self.now) and not replica.restart_requested and not moves:
@@ -182,6 +183,12 @@ class _Tick:
         if any(shard.state is not ShardState.LOST for shard in older):
             return  # its engines may still hold cards or a port
         yield from self._try(replica, model)
+
+    def _overdue(self, replica: ReplicaView, model: ModelView) -> GiveUpShard | None:
+        clock = self.rules.clock or self.now
+        since = self.rules.heard_since or datetime.min.replace(tzinfo=UTC)
+        profile = model.profile_of(replica.revision)
+        return overdue(replica, profile, clock, heard_since=since, hung_after=self.rules.hung_after)
 
     # -- placing -------------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,8 @@ import secrets
 from datetime import datetime
 from typing import assert_never
 
+from django.db.models.functions import Now
+
 from agent_client.protocol.states import ENDED_SHARD_STATES, ShardState
 from fleet import doorbell
 from fleet.domain.actions import (
@@ -197,6 +199,7 @@ def _start(action: StartReplica, now: datetime) -> bool:
             rendezvous_address=meeting,
             rendezvous_port=action.rendezvous_port,
         )
+        Shard.objects.filter(pk=shard.pk).update(state_at=Now())  # the database's clock, by which lateness is judged
         claims.claim(shard, part.gpus)
         commands.order(shard=shard, kind=CommandKind.START, reason="placed")
     cards = f" on {len(placement.gpus)} {placement.gpu_class}" if placement.gpus else ""

@@ -53,14 +53,16 @@ def _silences() -> list[NodeSilence]:
     ]
 
 
-def _listening_for() -> float | None:
+def hearing() -> tuple[datetime, datetime] | None:
+    """The database's time, and since when by it agents could be heard without a gap; None when nothing listens."""
     rows: Any = Listener.objects.annotate(now=Now())
-    fresh = [
-        (row.now - row.started_at).total_seconds()
-        for row in rows
-        if (row.now - row.seen_at).total_seconds() < LISTENER_FRESH_SECONDS
-    ]
-    return max(fresh, default=None)
+    fresh = [row for row in rows if (row.now - row.seen_at).total_seconds() < LISTENER_FRESH_SECONDS]
+    return (fresh[0].now, min(row.started_at for row in fresh)) if fresh else None
+
+
+def _listening_for() -> float | None:
+    found = hearing()
+    return None if found is None else (found[0] - found[1]).total_seconds()
 
 
 def _since_last_loss(now: datetime) -> float | None:

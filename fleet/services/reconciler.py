@@ -22,6 +22,7 @@ from fleet.domain.types import FleetSnapshot, ReplicaView
 from fleet.models import Lease
 from fleet.services import effects
 from fleet.services.errors import FleetError
+from fleet.services.liveness import hearing
 from fleet.wishes import load_wishes
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,9 @@ def run(*, holder: str, now: datetime) -> int | None:
     if not _take_lease(holder, now):
         return None
     conf = fleet_conf()
-    rules = Rules(hung_after=conf.hung_after, rendezvous_ports=conf.rendezvous_ports)
+    heard = hearing()
+    clock, since = heard or (now, now)  # nothing listens: nothing is late
+    rules = Rules(clock=clock, heard_since=since, hung_after=conf.hung_after, rendezvous_ports=conf.rendezvous_ports)
     done = 0
     try:
         for _ in range(ROUNDS):

@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import transaction
+from django.db.models.functions import Now
 
 from agent_client.protocol.messages import Report, ShardReport
 from agent_client.protocol.states import ENDED_SHARD_STATES, FailureCode, ShardState
@@ -28,7 +29,7 @@ def apply_shard_status(*, node_id: int, session_id: int, report: ShardReport, no
         return report.state not in ENDED_SHARD_STATES
     if shard.state in ENDED_SHARD_STATES:
         return report.state not in ENDED_SHARD_STATES
-    astray = _apply(shard, report, now)
+    astray = _apply(shard, report)
     recompute(shard.replica_id, now=now)
     return astray
 
@@ -63,7 +64,7 @@ def apply_shards(node: Node, reports: Iterable[ShardReport], *, now: datetime, r
         if shard is None:
             astray = astray or report.state not in ENDED_SHARD_STATES
             continue
-        astray = _apply(shard, report, now) or astray
+        astray = _apply(shard, report) or astray
         touched.add(shard.replica_id)
     for shard in live.values():
         # An order that was not delivered yet is unknown to the agent; everything else it should have told of.
@@ -106,7 +107,7 @@ def _missing(shard: Shard, node: Node, *, rebooted: bool) -> None:
     _try_move(shard, ShardState.FAILED, code=code, reason=reason)
 
 
-def _apply(shard: Shard, report: ShardReport, now: datetime) -> bool:
+def _apply(shard: Shard, report: ShardReport) -> bool:
     """Store what is told of one shard; True when it runs although it was given up, so that it must be ended."""
     state = report.state
     if shard.state == ShardState.LOST and state not in ENDED_SHARD_STATES and not _take_back(shard):
@@ -126,10 +127,11 @@ def _apply(shard: Shard, report: ShardReport, now: datetime) -> bool:
         "tail": [line[:2000] for line in report.tail[-100:]],
         "running": _count(report.running),
         "waiting": _count(report.waiting),
-        "stalled_at": _stalled_at(shard, report, now),
     }
     if (shard.phase, shard.progress) != (fields["phase"], fields["progress"]):
-        fields["moved_at"] = now
+        fields["moved_at"] = Now()
+    if (shard.stalled_at is None) != (report.stalled_seconds is None):
+        fields["stalled_at"] = _stalled_at(report)
     if shard.state == state:
         if changed := {name: value for name, value in fields.items() if getattr(shard, name) != value}:
             Shard.objects.filter(pk=shard.pk).update(**changed)
@@ -142,12 +144,11 @@ def _count(figure: int | None) -> int | None:
     return None if figure is None else min(max(figure, 0), 2**31 - 1)
 
 
-def _stalled_at(shard: Shard, report: ShardReport, now: datetime) -> datetime | None:
-    """Since when, by this clock: the agent tells a duration, and two machines' clocks are never compared."""
+def _stalled_at(report: ShardReport) -> Any:
+    """Since when, by the database's clock: the agent tells a duration, and two machines' clocks are never compared."""
     if report.stalled_seconds is None:
         return None
-    since = now - timedelta(seconds=min(max(report.stalled_seconds, 0.0), 86_400.0))
-    return since if shard.stalled_at is None else min(shard.stalled_at, since)
+    return Now() - timedelta(seconds=min(max(report.stalled_seconds, 0.0), 86_400.0))
 
 
 def _take_back(shard: Shard) -> bool:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from django.db.models import QuerySet
+from django.db.models.functions import Now
 from django.utils import timezone
 
 from agent_client.protocol.states import ENDED_SHARD_STATES, ShardState
@@ -34,7 +35,7 @@ def move_node(node_id: int, target: NodeStatus, *, reason: str = "", **fields: A
 def move_shard(shard_id: int, target: ShardState, **fields: Any) -> None:
     """Raises StaleTransition when the shard's state does not lead to `target`. Its orders end with it."""
     rows = Shard.objects.filter(pk=shard_id, state__in=sources(SHARD_TRANSITIONS, target))
-    _move(rows, "shard", shard_id, target, state=target, state_at=timezone.now(), **fields)
+    _move(rows, "shard", shard_id, target, state=target, state_at=Now(), **fields)  # by it lateness is judged
     if target in ENDED_SHARD_STATES or target is ShardState.LOST:
         # Delivered late, a start would put an engine on cards that are another's by then.
         orders = Command.objects.filter(shard_id=shard_id, state=CommandState.OPEN)

@@ -320,7 +320,7 @@ def test_a_failed_replica_that_is_to_stop_is_stopped_at_once() -> None:
         node_id=admission.node_id, session_id=admission.session_id, report=failed, now=timezone.now()
     )
     assert Replica.objects.get().state == ReplicaState.FAILED
-    operations.set_wish(replica=Replica.objects.get(), wish=ReplicaWish.STOP, actor="test")
+    operations.set_wish(replica=Replica.objects.get(), wish=ReplicaWish.STOP, actor="test", now=timezone.now())
     assert Replica.objects.get().state == ReplicaState.STOPPED
 
 

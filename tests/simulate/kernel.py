@@ -23,6 +23,7 @@ class EngineProcess:
     ready_at: float
     deaf: bool = False  # TERM changes nothing
     stuck_until: float = 0.0  # KILL neither, until then
+    told: bool = False  # to end
     code: int | None = None  # exit code, negative for a signal; None while it lives
     handles: list[int] = field(default_factory=list)
 
@@ -125,8 +126,9 @@ class Kernel:
         engine = self.processes.get(pid)
         if engine is None or engine.code is not None:
             return
-        if self.healthy(engine) and engine not in self.ended:
+        if self.healthy(engine) and not engine.told:
             self.ended.append(engine)
+        engine.told = True  # what becomes healthy after that was given up for good reason
         if number == signal.SIGKILL:
             wait = max(0.02, engine.stuck_until - self._loop.time())
             self._loop.call_later(wait, self.exit, engine, -9)
