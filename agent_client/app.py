@@ -16,10 +16,12 @@ from agent_client.hardware import Discovery, DiscoveryOptions, Inventory
 from agent_client.identity import INSTANCE_ID, Identity, boot_id, load_identity, machine_id, save_identity
 from agent_client.ledger import Ledger
 from agent_client.link import Link
-from agent_client.profile import Profile
+from agent_client.profile import Profile, ProfileError, parse_profile
 from agent_client.protocol.messages import (
     PROTOCOL_VERSION,
     Ack,
+    Check,
+    Checked,
     Desired,
     Drain,
     Goodbye,
@@ -38,6 +40,7 @@ from agent_client.protocol.messages import (
     Sync,
     Tail,
 )
+from agent_client.protocol.states import FailureCode
 from agent_client.supervisor import NodeTools, OrderRefused, Supervisor
 
 log = logging.getLogger(__name__)
@@ -95,12 +98,14 @@ class Agent:
         work = (self._link.run(), self._beat(), self._watch_hardware(), self._report_often())
         tasks = [asyncio.create_task(item) for item in work]
         waiter = asyncio.create_task(ended.wait())
-        await asyncio.wait({waiter, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait({waiter, *tasks}, return_when=asyncio.FIRST_COMPLETED)
         await self._link.close(Goodbye(reason="the agent was asked to stop", engines_stay=not stop_engines))
         await self._supervisor.close(stop_engines=stop_engines)
         for task in (waiter, *tasks):
             task.cancel()
         await asyncio.gather(waiter, *tasks, return_exceptions=True)
+        for task in done:
+            task.result()  # a part of the agent that ends by itself is a mistake, and must not look like a stop
 
     # -- what is said -------------------------------------------------------------------------------------------------
 
@@ -207,6 +212,8 @@ class Agent:
                 await self._supervisor.drain(
                     message.shard, message.epoch, deadline_seconds=message.deadline_seconds, reason=message.reason
                 )
+            case Check():
+                self._link.send(await asyncio.to_thread(self._check, message))
             case Sync(desired=desired):
                 await self._apply(desired)
             case Refresh():
@@ -251,6 +258,27 @@ class Agent:
     def _sick_card(self, spec: ShardSpec) -> tuple[str, str] | None:
         """In a thread, when an engine has failed: the last look may be older than what made it fail."""
         return preflight.sick_card(spec, self._see().to_json()) if spec.gpus else None
+
+    def _check(self, message: Check) -> Checked:
+        """In a thread: what would stand against it now. Cards of the shard that it would replace count as free."""
+        try:
+            profile = parse_profile(message.spec.profile)
+        except ProfileError as error:
+            return Checked(check=message.check, code=FailureCode.INVALID_PROFILE.value, detail=str(error))
+        inventory = self._see() if message.spec.gpus else self._inventory
+        data = inventory.to_json() if inventory else {}
+        ours = self._supervisor.gpus_of(message.replaces)
+        cards = [{**gpu, "memory_used_mib": None} if gpu.get("uuid") in ours else gpu for gpu in data.get("gpus") or []]
+        refused = preflight.check(
+            self._config, profile, message.spec, {**data, "gpus": cards}, self._supervisor.owned_pids()
+        )
+        found = (
+            (refused.code.value, refused.detail, refused.hint)
+            if refused
+            else self._supervisor.plan_error(message.spec, profile)
+        )
+        code, detail, hint = found or ("", "", "")
+        return Checked(check=message.check, code=code, detail=detail, hint=hint)
 
 
 async def _probe(endpoint: str, readiness: Readiness, name: str, key: str | None) -> bool:

@@ -17,6 +17,8 @@ class FleetConf:
     brake_nodes: int
     loss_spacing: timedelta
     report_every: timedelta
+    hung_after: timedelta
+    rendezvous_ports: range  # on the head's node, where the ranks of a multi-node replica meet
     join_secret: str
 
 
@@ -31,5 +33,7 @@ def fleet_conf() -> FleetConf:
         brake_nodes=given["brake_nodes"],
         loss_spacing=timedelta(seconds=given["loss_spacing_seconds"]),
         report_every=timedelta(seconds=given["report_seconds"]),
+        hung_after=timedelta(seconds=given["hung_after_seconds"]),
+        rendezvous_ports=given["rendezvous_ports"],
         join_secret=given["join_secret"],
     )

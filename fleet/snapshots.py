@@ -1,58 +1,63 @@
 """Rows → FleetSnapshot, in a fixed number of queries whatever the size of the fleet."""
 
 from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 from django.db.models import F, Q
 from django.db.models.functions import Now
 
-from agent_client.engines.causes import NODE_LOCAL_CAUSES
-from agent_client.profile import Profile, ProfileError, parse_profile
-from agent_client.protocol.states import ENDED_SHARD_STATES, NODE_LOCAL_FAILURES, ShardState
-from fleet.domain.states import NodeStatus, ReplicaState, ReplicaWish
-from fleet.domain.types import FleetSnapshot, GpuView, ModelView, NodeView, PortView, ReplicaView, ShardView
-from fleet.models import Adapter, CatalogModel, Gpu, GpuClaim, Node, Replica, Shard
+from agent_client.protocol.states import ENDED_SHARD_STATES, ShardState
+from fleet.domain.room import SnapshotRoom
+from fleet.domain.states import NodeStatus
+from fleet.domain.types import FleetSnapshot, GpuView, NodeView, PortView
+from fleet.models import Adapter, Gpu, GpuClaim, Node, Shard
+from fleet.wishes import load_wishes
 
-#: After a failure with one of these another node is tried once.
-NODE_LOCAL = frozenset(NODE_LOCAL_FAILURES) | NODE_LOCAL_CAUSES
+#: Placement prefers nodes that have been back for longer (flap damping, DESIGN.md section 3).
+SETTLED_AFTER = timedelta(seconds=60)
 
 
 def load() -> FleetSnapshot:
-    """Seven queries."""
-    shards = list(
-        Shard.objects.exclude(state__in=ENDED_SHARD_STATES).values_list(
-            "pk", "rank", "epoch", "node_id", "state", "wanted", "replica_id"
-        )
-    )
-    newest = Shard.objects.filter(state__in=ENDED_SHARD_STATES, epoch__gt=0).filter(_newest_attempt())
-    shards += list(newest.values_list("pk", "rank", "epoch", "node_id", "state", "wanted", "replica_id"))
-    by_replica: dict[int, list[ShardView]] = defaultdict(list)
+    """The whole fleet, in a fixed number of queries."""
+    return load_room(load_wishes()).snapshot
+
+
+def load_room(wishes: FleetSnapshot) -> SnapshotRoom:
+    """The machines beside what is wished: five queries more."""
     per_node: dict[int, int] = defaultdict(int)
-    for pk, rank, epoch, node, word, wanted, replica in shards:
-        state = ShardState(word)
-        by_replica[replica].append(ShardView(pk=pk, rank=rank, epoch=epoch, node=node, state=state, wanted=wanted))
-        per_node[node] += state not in ENDED_SHARD_STATES
-    return FleetSnapshot(nodes=_nodes(per_node), models=_models(), replicas=_replicas(by_replica))
+    for replica in wishes.replicas:
+        for shard in replica.shards:
+            per_node[shard.node] += shard.state not in ENDED_SHARD_STATES
+    held: dict[int, list[int]] = defaultdict(list)
+    holders: dict[int, tuple[str, int]] = {}
+    labels = {replica.pk: replica.label for replica in wishes.replicas}
+    claims = GpuClaim.objects.filter(released_at__isnull=True).order_by("pk")
+    for gpu, holder, epoch, owner in claims.values_list("gpu_id", "shard_id", "shard__epoch", "shard__replica_id"):
+        held[holder].append(gpu)
+        holders[gpu] = (labels.get(owner, "a new replica"), epoch)
+    cards = {shard: tuple(gpus) for shard, gpus in held.items()}
+    return SnapshotRoom(replace(wishes, nodes=_nodes(per_node, holders)), cards)
 
 
-def _newest_attempt() -> Q:
-    return Q(epoch=F("replica__attempt"))
-
-
-def _nodes(per_node: dict[int, int]) -> tuple[NodeView, ...]:
-    holders = {
-        gpu: f"{model}/{number}"
-        for gpu, model, number in GpuClaim.objects.filter(released_at__isnull=True).values_list(
-            "gpu_id", "shard__replica__model__name", "shard__replica__number"
-        )
-    }
+def _nodes(per_node: Mapping[int, int], holders: Mapping[int, tuple[str, int]]) -> tuple[NodeView, ...]:
+    # An inventory is large; of it only the domains are read, which alone tell a rack's from a node's own.
+    rows = list(
+        Node.objects.annotate(now=Now(), domains=F("inventory__domains"))
+        .defer("inventory", "past_boots")
+        .order_by("name")
+    )
+    racks = {node.pk: _racks(node.domains) for node in rows}
     gpus: dict[int, list[GpuView]] = defaultdict(list)
-    for gpu in Gpu.objects.all():
-        gpus[gpu.node_id].append(_gpu(gpu, holders.get(gpu.pk, "")))
+    for gpu in Gpu.objects.defer("name", "bus", "numa"):
+        holder, attempt = holders.get(gpu.pk, ("", 0))
+        gpus[gpu.node_id].append(_gpu(gpu, holder, attempt, racks.get(gpu.node_id, frozenset())))
     ports: dict[int, list[PortView]] = defaultdict(list)
     for adapter in Adapter.objects.filter(present=True).select_related("fabric").order_by("hca", "port"):
         ports[adapter.node_id].append(_port(adapter))
-    rows = Node.objects.annotate(now=Now()).order_by("name")
+    files = _files()
     return tuple(
         NodeView(
             pk=node.pk,
@@ -60,16 +65,34 @@ def _nodes(per_node: dict[int, int]) -> tuple[NodeView, ...]:
             status=NodeStatus(node.status),
             schedulable=node.schedulable,
             cordon_reason=node.cordon_reason,
+            draining=node.drain_deadline_at is not None,
+            unstable=node.status == NodeStatus.READY and (node.now - node.status_at) < SETTLED_AFTER,
             silent_seconds=_silent(node),
             labels=node.labels,
             engines=tuple(node.engines),
             gpus=tuple(sorted(gpus[node.pk], key=lambda gpu: (gpu.index, gpu.pk))),
             ports=tuple(ports[node.pk]),
             mgmt_addr=node.mgmt_addr,
+            holds_models=frozenset(files[node.pk]),
             shards=per_node.get(node.pk, 0),
         )
         for node in rows
     )
+
+
+def _files() -> dict[int, set[int]]:
+    """Node → models that were ready there once: their files are there, as far as is known."""
+    found: dict[int, set[int]] = defaultdict(set)
+    served = Shard.objects.filter(Q(state=ShardState.READY) | ~Q(endpoint=""))
+    for node, model in served.order_by().values_list("node_id", "replica__model_id").distinct():
+        found[node].add(model)
+    return found
+
+
+def _racks(domains: Any) -> frozenset[str]:
+    """Ids of NVLink domains that span nodes; the id of any other means something on its node alone."""
+    listed = domains if isinstance(domains, list) else []
+    return frozenset(str(each.get("id")) for each in listed if isinstance(each, dict) and each.get("kind") == "rack")
 
 
 def _port(adapter: Adapter) -> PortView:
@@ -89,74 +112,36 @@ def _silent(node: Any) -> float | None:
     return None if node.last_seen_at is None else max(0.0, (node.now - node.last_seen_at).total_seconds())
 
 
-def _gpu(gpu: Gpu, holder: str) -> GpuView:
+def _gpu(gpu: Gpu, holder: str, attempt: int, racks: frozenset[str]) -> GpuView:
     problem = next((str(p.get("text", "")) for p in gpu.problems if isinstance(p, dict)), "")
-    foreign = ""
-    process = next((p for p in gpu.processes if isinstance(p, dict) and p.get("foreign", True)), None)
-    if not holder and process is not None:
-        foreign = f"{process.get('name') or 'a process'} (pid {process.get('pid')})"
+    processes = [each for each in gpu.processes if isinstance(each, dict)]
+    foreign = [each for each in processes if each.get("foreign", True)]
+    sizes = [each["memory_mib"] for each in foreign if isinstance(each.get("memory_mib"), int)]
+    first = "" if holder or not foreign else f"{foreign[0].get('name') or 'a process'} (pid {foreign[0].get('pid')})"
     return GpuView(
         pk=gpu.pk,
         uuid=gpu.uuid,
         index=gpu.index if gpu.index is not None else -1,
         gpu_class=gpu.gpu_class,
         memory_total_mib=gpu.memory_total_mib,
-        memory_used_mib=gpu.memory_used_mib,
+        memory_used_mib=_used_by_others(gpu.memory_used_mib, processes),
         compute_capability=gpu.compute_capability,
-        domain=gpu.domain,
+        domain=gpu.domain if not gpu.domain or gpu.domain in racks else f"{gpu.node_id}/{gpu.domain}",
         usable=gpu.present and gpu.placeable,
         problem=problem if gpu.present else "is gone",
+        mig=gpu.mig is not None,
         schedulable=gpu.schedulable,
+        cordon_reason=gpu.cordon_reason,
         holder=holder,
-        foreign=foreign,
+        holder_attempt=attempt,
+        foreign=first,
+        foreign_mib=sum(sizes) if foreign and len(sizes) == len(foreign) else None,
     )
 
 
-def _models() -> tuple[ModelView, ...]:
-    out = []
-    for model in CatalogModel.objects.filter(profile__isnull=False):
-        profile: Profile | None = None
-        error = ""
-        try:
-            profile = parse_profile(model.profile)
-        except ProfileError as wrong:
-            error = str(wrong)
-        out.append(
-            ModelView(
-                pk=model.pk,
-                name=model.name,
-                replicas=model.replicas,
-                revision=model.revision,
-                profile=profile,
-                profile_error=error,
-            )
-        )
-    return tuple(out)
-
-
-def _replicas(shards: dict[int, list[ShardView]]) -> tuple[ReplicaView, ...]:
-    names = dict(Node.objects.values_list("name", "pk"))
-    out = []
-    for replica in Replica.objects.select_related("model", "revision"):
-        failure = replica.latest_failure or {}
-        local = failure.get("code") in NODE_LOCAL and failure.get("attempt") == replica.attempt
-        out.append(
-            ReplicaView(
-                pk=replica.pk,
-                label=replica.label,
-                model=replica.model_id,
-                number=replica.number,
-                wish=ReplicaWish(replica.wish),
-                state=ReplicaState(replica.state),
-                attempt=replica.attempt,
-                revision=replica.revision.number,
-                created_at=replica.created_at,
-                next_try_at=replica.next_try_at,
-                restart_requested=replica.restart_requested,
-                explanation_text=(replica.explanation or {}).get("text", ""),
-                reason=replica.reason,
-                avoid_node=names.get(str(failure.get("node"))) if local else None,
-                shards=tuple(sorted(shards.get(replica.pk, []), key=lambda s: (s.epoch, s.rank))),
-            )
-        )
-    return tuple(out)
+def _used_by_others(used: int | None, processes: list[dict[str, Any]]) -> int | None:
+    """Without what engines of ours held at the last look: they have ended where the card is not claimed any more."""
+    ours = [each.get("memory_mib") for each in processes if not each.get("foreign", True)]
+    if used is None or any(not isinstance(size, int) for size in ours):
+        return None
+    return max(0, used - sum(size for size in ours if isinstance(size, int)))

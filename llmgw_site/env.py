@@ -38,6 +38,15 @@ def words(name: str, default: str = "") -> list[str]:
     return [word.strip() for word in os.environ.get(name, default).split(",") if word.strip()]
 
 
+def ports(name: str, default: str) -> range:
+    """A range such as 21000-21999, both ends included."""
+    value = os.environ.get(name) or default
+    first, _, last = value.partition("-")
+    if not (first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) < 65_536):
+        raise ImproperlyConfigured(f"cannot read {name}={value!r}: give a range of ports such as {default}.")
+    return range(int(first), int(last) + 1)
+
+
 def secret(name: str) -> str:
     """A secret from NAME, or from the file that NAME_FILE names."""
     path = os.environ.get(f"{name}_FILE")

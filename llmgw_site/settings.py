@@ -107,6 +107,8 @@ FLEET: dict[str, Any] = {
     "brake_nodes": int(env.number("FLEET_BRAKE_NODES", 3, least=1)),
     "loss_spacing_seconds": env.number("FLEET_LOSS_SPACING_SECONDS", 10),
     "report_seconds": env.number("FLEET_REPORT_SECONDS", 180, least=1),
+    "hung_after_seconds": env.number("FLEET_HUNG_AFTER_SECONDS", 45, least=1),
+    "rendezvous_ports": env.ports("FLEET_RENDEZVOUS_PORTS", "21000-21999"),
     "join_secret": env.secret("LLMGW_JOIN_SECRET"),
     "insecure_agents": env.boolean("LLMGW_INSECURE_AGENTS"),
 }

@@ -2,9 +2,10 @@
 
 from agent_client.profile.catalog import Catalog, Entry, KeyEntry, StaticEndpoint, parse_catalog, parse_entry
 from agent_client.profile.problems import Problem, ProfileError
-from agent_client.profile.profile import EngineKind, NvlinkRule, Profile, SecretRef, parse_profile
+from agent_client.profile.profile import Arrangement, EngineKind, NvlinkRule, Profile, SecretRef, parse_profile
 
 __all__ = [
+    "Arrangement",
     "Catalog",
     "EngineKind",
     "Entry",

@@ -23,6 +23,11 @@ class NvlinkRule(StrEnum):
     OFF = "off"  # the group may cross domains
 
 
+class Arrangement(StrEnum):
+    PACK = "pack"  # fill what is begun, so that large holes stay whole
+    SPREAD = "spread"  # copies of one model on as many nodes as there are
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecretRef:
     """Stands for a value that the node's own configuration holds; it never travels."""
@@ -36,11 +41,16 @@ OWNED_ENV = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "VLLM_API_KEY", "LLAMA
 _HUB_ID = re.compile(r"(?!\.)[A-Za-z0-9_.-]{1,96}/(?!\.)[A-Za-z0-9_.-]{1,96}\Z")
 _HUB_REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9_][A-Za-z0-9_./-]{0,199}\Z")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_CAPABILITY = re.compile(r"[1-9][0-9]?\.[0-9]\Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """Memory in MiB, times in seconds. `gpus` None means tensor x pipeline x data parallel; 0 is a CPU replica."""
+    """Memory in MiB, times in seconds. `gpus` None means tensor x pipeline x data parallel; 0 is a CPU replica.
+
+    `affinity` and `anti_affinity` name models: only on nodes where all of the one run, and none of the other. A model's
+    own name in `affinity` binds from its second copy on.
+    """
 
     engine: EngineKind
     model: str = ""  # a path on the node, or a hub id such as org/name
@@ -61,6 +71,12 @@ class Profile:
     kv_cache_dtype: str | None = None
     nvlink: NvlinkRule = NvlinkRule.REQUIRE
     node_selector: Mapping[str, str] = field(default_factory=dict)
+    min_compute_capability: str | None = None  # "9.0"; a card that does not tell its own is refused
+    arrangement: Arrangement = Arrangement.PACK
+    affinity: tuple[str, ...] = ()
+    anti_affinity: tuple[str, ...] = ()
+    priority: int = 0  # among replicas; counts only where a profile preempts
+    preempts: bool = False  # may end replicas of lower priority when nothing else fits
     extra_args: tuple[str, ...] = ()
     env: Mapping[str, str | SecretRef] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)  # knobs of one engine kind
@@ -82,6 +98,12 @@ class Profile:
     @property
     def gpus_per_node(self) -> int:
         return self.gpus_total // self.nodes
+
+    @property
+    def group(self) -> int:
+        """Cards that must reach each other over NVLink; without parallel sizes the engine cuts as it likes."""
+        world = self.tensor_parallel * self.pipeline_parallel * self.data_parallel
+        return self.tensor_parallel if world > 1 else max(self.gpus_per_node, 1)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that parse_profile reads back to an equal profile; defaults are left out."""
@@ -123,6 +145,12 @@ def read_profile(data: Any, where: str, problems: list[Problem]) -> Profile | No
         "extra_args": given.texts("extra_args"),
         "options": dict(given.mapping("options")),
         "node_selector": _selector(given),
+        "min_compute_capability": _capability(given),
+        "arrangement": Arrangement(given.choice("arrangement", Arrangement, Arrangement.PACK) or Arrangement.PACK),
+        "affinity": given.texts("affinity", single=True),
+        "anti_affinity": given.texts("anti_affinity", single=True),
+        "priority": given.integer("priority", 0, least=-1000, most=1000),
+        "preempts": given.boolean("preempts", False),
         "env": _env(given),
     }
     for name in ("tensor_parallel", "pipeline_parallel", "data_parallel"):
@@ -175,6 +203,13 @@ def _check(profile: Profile, given: Fields) -> None:
         given.note("bad_value", "model_revision", text)
     if profile.gpus_total == 0 and profile.gpu_class:
         given.note("class_without_gpus", "gpu_class", f"cannot use {given.where}.gpu_class: the profile uses no GPU")
+    if profile.gpus_total == 0 and profile.min_compute_capability:
+        text = f"cannot use {given.where}.min_compute_capability: the profile uses no GPU"
+        given.note("capability_without_gpus", "min_compute_capability", text)
+    both = sorted(set(profile.affinity) & set(profile.anti_affinity))
+    if both:
+        text = f"cannot use {given.where}.anti_affinity: {', '.join(both)} also stands in affinity"
+        given.note("affinity_both", "anti_affinity", text, "name a model in one of the two")
     if profile.engine is EngineKind.CUSTOM and not profile.options.get("command"):
         given.note(
             "missing",
@@ -194,6 +229,19 @@ def _selector(given: Fields) -> dict[str, str]:
             continue
         out[key] = str(value)
     return out
+
+
+def _capability(given: Fields) -> str | None:
+    """As CUDA writes it; YAML makes a number of 9.0."""
+    value = given.raw("min_compute_capability")
+    if value is None:
+        return None
+    text = str(value)
+    if isinstance(value, bool) or not _CAPABILITY.match(text):
+        shown = f"cannot use {given.where}.min_compute_capability = {value!r}"
+        given.note("bad_value", "min_compute_capability", f'{shown}: a version such as "9.0" is needed')
+        return None
+    return text
 
 
 def _env(given: Fields) -> dict[str, str | SecretRef]:

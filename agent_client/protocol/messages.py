@@ -38,6 +38,7 @@ class ShardReport:
     tail: tuple[str, ...] = ()  # last lines of the engine's output, on failure
     running: int | None = None  # requests in the engine
     waiting: int | None = None
+    stalled_seconds: float | None = None  # for so long requests have been in the engine without a token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +139,17 @@ class Ack:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """Answer to a check: nothing stands against it, or the first thing that does."""
+
+    TYPE: ClassVar[str] = "checked"
+    check: int
+    code: str = ""  # FailureCode, or the code of a profile's problem; empty when it could run
+    detail: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogChunk:
     TYPE: ClassVar[str] = "log_chunk"
     shard: str
@@ -200,6 +212,16 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """Could this node run that? The checks before a launch, without one. An agent that is too old answers `error`."""
+
+    TYPE: ClassVar[str] = "check"
+    check: int
+    spec: ShardSpec
+    replaces: str = ""  # the shard whose cards it would take over: what that one holds counts as free
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sync:
     TYPE: ClassVar[str] = "sync"
     desired: Desired
@@ -247,10 +269,16 @@ class Pong:
 
 
 BothWays = Error | Ping | Pong
-FromAgent = Register | Heartbeat | Report | ShardStatus | Ack | LogChunk | Goodbye | BothWays
-FromServer = Registered | Start | Stop | Drain | Sync | Refresh | Tail | BothWays
+FromAgent = Register | Heartbeat | Report | ShardStatus | Ack | Checked | LogChunk | Goodbye | BothWays
+FromServer = Registered | Start | Stop | Drain | Check | Sync | Refresh | Tail | BothWays
 Message = FromAgent | FromServer
 
-FROM_AGENT: tuple[type, ...] = (Register, Heartbeat, Report, ShardStatus, Ack, LogChunk, Goodbye, Error, Ping, Pong)
-FROM_SERVER: tuple[type, ...] = (Registered, Start, Stop, Drain, Sync, Refresh, Tail, Error, Ping, Pong)
+FROM_AGENT: tuple[type, ...] = (
+    *(Register, Heartbeat, Report, ShardStatus, Ack, Checked, LogChunk, Goodbye),
+    *(Error, Ping, Pong),
+)
+FROM_SERVER: tuple[type, ...] = (
+    *(Registered, Start, Stop, Drain, Check, Sync, Refresh, Tail),
+    *(Error, Ping, Pong),
+)
 BY_TYPE: Mapping[str, type] = {kind.TYPE: kind for kind in (*FROM_AGENT, *FROM_SERVER)}  # type: ignore[attr-defined]

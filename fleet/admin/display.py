@@ -7,7 +7,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from agent_client.protocol.states import ShardState
-from fleet.domain.states import CommandState, NodeStatus, ReplicaState, Severity
+from fleet.domain.states import CheckState, CommandState, NodeStatus, ReplicaState, RolloutState, Severity
 
 #: unfold's label colours: success, info, warning, danger, and default.
 COLOURS: dict[Any, str] = {
@@ -39,6 +39,15 @@ COLOURS: dict[Any, str] = {
     CommandState.DONE: "success",
     CommandState.REFUSED: "danger",
     CommandState.DROPPED: "default",
+    RolloutState.ROLLING: "info",
+    RolloutState.PAUSED: "warning",
+    RolloutState.FAILED: "danger",
+    RolloutState.DONE: "success",
+    RolloutState.DROPPED: "default",
+    CheckState.OPEN: "info",
+    CheckState.PASSED: "success",
+    CheckState.REFUSED: "danger",
+    CheckState.SKIPPED: "default",
     Severity.INFO: "default",
     Severity.WARNING: "warning",
     Severity.ERROR: "danger",

@@ -11,7 +11,7 @@ from fleet.models import Event
 
 
 def fill(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
-    """unfold's DASHBOARD_CALLBACK. Seven queries, whatever the size of the fleet."""
+    """unfold's DASHBOARD_CALLBACK. A fixed number of queries, whatever the size of the fleet."""
     context["fleet"] = overview(snapshots.load())
     context["uses"] = list(CardUse)
     context["events"] = Event.objects.all()[:10]

@@ -6,6 +6,7 @@ from typing import Any
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
+from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from unfold.decorators import display
@@ -94,12 +95,12 @@ class ReplicaAdmin(MachineOwnedAdmin):
     @admin.action(description="Restart")
     def restart(self, request: HttpRequest, rows: QuerySet[Replica]) -> None:
         actor = request.user.get_username()
-        act = lambda r: operations.restart_replica(replica=r, actor=actor)  # noqa: E731
+        act = lambda r: operations.restart_replica(replica=r, actor=actor, now=timezone.now())  # noqa: E731
         self.each(request, rows, act, "is to be restarted")
 
     def _wish(self, request: HttpRequest, rows: QuerySet[Replica], wish: ReplicaWish, done: str) -> None:
         actor = request.user.get_username()
-        act: Any = lambda r: operations.set_wish(replica=r, wish=wish, actor=actor)  # noqa: E731
+        act: Any = lambda r: operations.set_wish(replica=r, wish=wish, actor=actor, now=timezone.now())  # noqa: E731
         self.each(request, rows, act, done)
 
 

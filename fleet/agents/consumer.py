@@ -19,6 +19,8 @@ from agent_client.protocol.messages import (
     SUBPROTOCOL,
     SUPPORTED_VERSIONS,
     Ack,
+    Check,
+    Checked,
     Error,
     Goodbye,
     Heartbeat,
@@ -36,7 +38,7 @@ from fleet.agents import auth
 from fleet.agents.database import AWAY, in_database
 from fleet.agents.pump import Delivery, pump
 from fleet.conf import fleet_conf
-from fleet.services import commands, nodes, reports
+from fleet.services import commands, nodes, reports, rollouts
 from fleet.services.errors import FleetError
 from fleet.services.heartbeats import Beat
 
@@ -55,7 +57,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
         self._verified = False
         self._pending: dict[tuple[str, str], Callable[[], Awaitable[None]]] = {}
         self._draining = asyncio.Lock()
-        self._delivered: dict[int, float] = {}
+        self._delivered: dict[str, float] = {}
         await receive()  # websocket.connect
         offered = scope.get("subprotocols") or []
         await send({"type": "websocket.accept", "subprotocol": SUBPROTOCOL if SUBPROTOCOL in offered else None})
@@ -130,6 +132,10 @@ class AgentConsumer(AsyncWebsocketConsumer):
                 await self._later(("report", ""), lambda: self._report(message))
             case Ack(command=command):
                 await self._later(("ack", str(command)), lambda: self._ack(message))
+            case Checked(check=check):
+                await self._later(("check", str(check)), lambda: self._checked(message))
+            case Error(code="unknown_type", about=Check.TYPE) if self._admission:
+                await self._later(("checks", ""), self._skip_checks)
             case Goodbye(reason=reason):
                 self._session.close(CloseCode.NORMAL, f"goodbye: {reason}")
             case Error(code=code, detail=detail):
@@ -226,12 +232,22 @@ class AgentConsumer(AsyncWebsocketConsumer):
     async def _ack(self, message: Ack) -> None:
         assert self._admission
         await in_database(
-            commands.answer,
+            reports.apply_answer,
             command_id=message.command,
             node_id=self._admission.node_id,
             accepted=message.accepted,
-            detail=f"{message.code}: {message.detail}" if message.code else message.detail,
+            code=message.code,
+            detail=message.detail,
+            now=timezone.now(),
         )
+
+    async def _checked(self, message: Checked) -> None:
+        assert self._admission
+        await in_database(rollouts.answer_check, node_id=self._admission.node_id, answer=message, now=timezone.now())
+
+    async def _skip_checks(self) -> None:
+        assert self._admission
+        await in_database(rollouts.skip_checks, node_id=self._admission.node_id, now=timezone.now())
 
     async def _later(self, key: tuple[str, str], call: Callable[[], Awaitable[None]]) -> None:
         self._pending.pop(key, None)
@@ -262,12 +278,12 @@ class AgentConsumer(AsyncWebsocketConsumer):
     async def deliver(self, deliveries: list[Delivery]) -> None:
         """Send orders; one that is under way is sent again only after a while without an answer."""
         now = time.monotonic()
-        open_now = {delivery.command for delivery in deliveries}
-        self._delivered = {command: at for command, at in self._delivered.items() if command in open_now}
+        open_now = {delivery.key for delivery in deliveries}
+        self._delivered = {key: at for key, at in self._delivered.items() if key in open_now}
         for delivery in deliveries:
-            if now - self._delivered.get(delivery.command, -1e9) > RESEND_AFTER_SECONDS:
-                self._delivered[delivery.command] = now
-                log.info("agent.order node=%s command=%d type=%s", self._name, delivery.command, delivery.message.TYPE)
+            if now - self._delivered.get(delivery.key, -1e9) > RESEND_AFTER_SECONDS:
+                self._delivered[delivery.key] = now
+                log.info("agent.order node=%s order=%s type=%s", self._name, delivery.key, delivery.message.TYPE)
                 await self.say(delivery.message)
 
     async def say(self, message: Message) -> None:

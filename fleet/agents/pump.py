@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 import redis.asyncio
 from django.conf import settings
 
-from agent_client.protocol.messages import Drain, Start, Stop
+from agent_client.protocol.messages import Check, Drain, Start, Stop
 from fleet import doorbell
 from fleet.agents.database import AWAY, in_database
-from fleet.domain.states import CommandState
-from fleet.models import Command, Node
+from fleet.domain.states import CheckState, CommandState
+from fleet.models import Command, DryCheck, Node
 from fleet.services import heartbeats
 from fleet.services.commands import message_for
+from fleet.services.rollouts import check_message
 
 if TYPE_CHECKING:
     from fleet.agents.consumer import AgentConsumer
@@ -39,8 +40,8 @@ HEARTBEATS_PER_SECOND = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    command: int
-    message: Start | Stop | Drain
+    key: str  # of the row that it delivers
+    message: Start | Stop | Drain | Check
 
 
 class Pump:
@@ -157,7 +158,7 @@ class Pump:
 
 
 def _read(node_ids: set[int]) -> tuple[dict[int, list[Delivery]], dict[int, int]]:
-    """Open orders and current sessions of these nodes, in two queries and one per start order."""
+    """Open orders and current sessions of these nodes, in three queries and one per start order."""
     rows_of_nodes = Node.objects.filter(pk__in=node_ids).values_list("pk", "session_id")
     sessions = {pk: session_id or 0 for pk, session_id in rows_of_nodes}
     rows = (
@@ -167,7 +168,11 @@ def _read(node_ids: set[int]) -> tuple[dict[int, list[Delivery]], dict[int, int]
     )
     orders: dict[int, list[Delivery]] = {}
     for command in rows:
-        orders.setdefault(command.node_id, []).append(Delivery(command=command.pk, message=message_for(command)))
+        delivery = Delivery(key=f"command-{command.pk}", message=message_for(command))
+        orders.setdefault(command.node_id, []).append(delivery)
+    for check in DryCheck.objects.filter(node_id__in=node_ids, state=CheckState.OPEN).order_by("pk"):
+        delivery = Delivery(key=f"check-{check.pk}", message=check_message(check))
+        orders.setdefault(check.node_id, []).append(delivery)
     return orders, sessions
 
 

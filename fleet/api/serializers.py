@@ -4,7 +4,9 @@ from typing import Any
 
 from rest_framework import serializers
 
-from fleet.models import Event, Gpu, Node, Replica, Shard
+from agent_client.protocol.states import ENDED_SHARD_STATES
+from fleet.models import Event, Gpu, Node, Replica, Rollout, Shard
+from fleet.services.operations import LONGEST_DRAIN_SECONDS
 
 
 class GpuSerializer(serializers.ModelSerializer[Gpu]):
@@ -36,6 +38,7 @@ class GpuSerializer(serializers.ModelSerializer[Gpu]):
 
 class NodeSerializer(serializers.ModelSerializer[Node]):
     gpus = GpuSerializer(many=True, read_only=True)
+    drain_left = serializers.SerializerMethodField()
 
     class Meta:
         model = Node
@@ -47,6 +50,8 @@ class NodeSerializer(serializers.ModelSerializer[Node]):
             "status_at",
             "schedulable",
             "cordon_reason",
+            "drain_deadline_at",
+            "drain_left",
             "hostname",
             "mgmt_addr",
             "agent_version",
@@ -59,6 +64,13 @@ class NodeSerializer(serializers.ModelSerializer[Node]):
             "inventory_stale_seconds",
             "gpus",
         ]
+
+    def get_drain_left(self, node: Node) -> list[str] | None:
+        """Replicas that have not left yet; null when the node is not being drained."""
+        if node.drain_deadline_at is None:
+            return None
+        live = [shard for shard in node.shards.all() if shard.state not in ENDED_SHARD_STATES]
+        return sorted({shard.replica.label for shard in live})
 
 
 class ShardSerializer(serializers.ModelSerializer[Shard]):
@@ -99,6 +111,32 @@ class ReplicaSerializer(serializers.ModelSerializer[Replica]):
     def get_shards(self, replica: Replica) -> list[dict[str, Any]]:
         newest = [shard for shard in replica.shards.all() if shard.epoch == replica.attempt]
         return list(ShardSerializer(newest, many=True).data)
+
+
+class RolloutSerializer(serializers.ModelSerializer[Rollout]):
+    model = serializers.SlugRelatedField(slug_field="name", read_only=True)
+    checks = serializers.SerializerMethodField()
+
+    class Meta:
+        model = Rollout
+        fields = ["model", "origin", "target", "state", "state_at", "reason", "actor", "created_at", "checks"]
+
+    def get_checks(self, rollout: Rollout) -> list[dict[str, str]]:
+        return [
+            {"node": check.node.name, "state": check.state, "code": check.code, "detail": check.detail}
+            for check in rollout.checks.all()
+        ]
+
+
+class DrainRequest(serializers.Serializer[Any]):
+    """How long what runs may go on. Without it a node has an hour, a replica its profile's time."""
+
+    deadline_seconds = serializers.FloatField(min_value=0, max_value=LONGEST_DRAIN_SECONDS, required=False)
+    reason = serializers.CharField(max_length=500, required=False, allow_blank=True, default="")
+
+
+class GpuDrainRequest(DrainRequest):
+    uuid = serializers.CharField(max_length=100)
 
 
 class EventSerializer(serializers.ModelSerializer[Event]):

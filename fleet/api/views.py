@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from django.utils import timezone
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema, extend_schema_view
 from rest_framework.decorators import action
@@ -9,12 +10,20 @@ from rest_framework.exceptions import NotFound
 from rest_framework.mixins import ListModelMixin, RetrieveModelMixin
 from rest_framework.request import Request
 from rest_framework.response import Response
+from rest_framework.serializers import Serializer
 from rest_framework.viewsets import GenericViewSet, ViewSet
 
-from fleet.api.serializers import EventSerializer, NodeSerializer, ReplicaSerializer
+from fleet.api.serializers import (
+    DrainRequest,
+    EventSerializer,
+    GpuDrainRequest,
+    NodeSerializer,
+    ReplicaSerializer,
+    RolloutSerializer,
+)
 from fleet.domain.states import ReplicaWish
-from fleet.models import Event, Node, Replica
-from fleet.services import catalog, operations
+from fleet.models import CatalogModel, Event, Gpu, Node, Replica, Rollout
+from fleet.services import catalog, liveness, operations, rollouts
 
 ENTRY = OpenApiTypes.OBJECT
 
@@ -51,6 +60,39 @@ class ModelViewSet(ViewSet):
         catalog.delete_model(pk, actor=request.user.get_username())
         return Response(status=204)
 
+    @extend_schema(responses=RolloutSerializer)
+    @action(detail=True, methods=["get"])
+    def rollout(self, request: Request, pk: str) -> Response:
+        """The newest rollout."""
+        found = Rollout.objects.filter(model__name=pk).prefetch_related("checks__node").first()
+        if found is None:
+            raise NotFound(f"cannot find a rollout of {pk}: there has been none")
+        return Response(RolloutSerializer(found).data)
+
+    @extend_schema(request=None, responses=RolloutSerializer)
+    @action(detail=True, methods=["post"])
+    def pause(self, request: Request, pk: str) -> Response:
+        rollouts.pause(model=self._row(pk), actor=request.user.get_username())
+        return self.rollout(request, pk)
+
+    @extend_schema(request=None, responses=RolloutSerializer)
+    @action(detail=True, methods=["post"])
+    def resume(self, request: Request, pk: str) -> Response:
+        rollouts.resume(model=self._row(pk), actor=request.user.get_username())
+        return self.rollout(request, pk)
+
+    @extend_schema(request=None, responses=RolloutSerializer)
+    @action(detail=True, methods=["post"])
+    def rollback(self, request: Request, pk: str) -> Response:
+        rollouts.roll_back(model=self._row(pk), actor=request.user.get_username())
+        return self.rollout(request, pk)
+
+    def _row(self, name: str) -> CatalogModel:
+        row = CatalogModel.objects.filter(name=name).first()
+        if row is None:
+            raise NotFound(f"cannot find {name}: there is no such model")
+        return row
+
     def _one(self, name: str) -> dict[str, Any]:
         for entry in catalog.export_catalog()["models"]:
             if entry["name"] == name:
@@ -59,7 +101,7 @@ class ModelViewSet(ViewSet):
 
 
 class NodeViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Node]):
-    queryset = Node.objects.prefetch_related("gpus__claims__shard__replica__model")
+    queryset = Node.objects.prefetch_related("gpus__claims__shard__replica__model", "shards__replica__model")
     serializer_class = NodeSerializer
     lookup_field = "name"
     lookup_value_regex = "[^/]+"
@@ -76,6 +118,47 @@ class NodeViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Node]):
         operations.uncordon_node(node=self.get_object(), actor=request.user.get_username())
         return Response(NodeSerializer(self.get_object()).data)
 
+    @extend_schema(request=DrainRequest)
+    @action(detail=True, methods=["post"])
+    def drain(self, request: Request, name: str) -> Response:
+        given = _checked(DrainRequest, request)
+        operations.drain_node(
+            node=self.get_object(),
+            deadline_seconds=given.get("deadline_seconds", operations.NODE_DRAIN_SECONDS),
+            reason=given["reason"],
+            actor=request.user.get_username(),
+            now=timezone.now(),
+        )
+        return Response(NodeSerializer(self.get_object()).data)
+
+    @extend_schema(request=None)
+    @action(detail=True, methods=["post"], url_path="cancel-drain")
+    def cancel_drain(self, request: Request, name: str) -> Response:
+        operations.cancel_drain(node=self.get_object(), actor=request.user.get_username())
+        return Response(NodeSerializer(self.get_object()).data)
+
+    @extend_schema(request=GpuDrainRequest)
+    @action(detail=True, methods=["post"], url_path="drain-gpu")
+    def drain_gpu(self, request: Request, name: str) -> Response:
+        given = _checked(GpuDrainRequest, request)
+        gpu = Gpu.objects.select_related("node").filter(node=self.get_object(), uuid=given["uuid"]).first()
+        if gpu is None:
+            raise NotFound(f"cannot drain {given['uuid']}: {name} has no such GPU")
+        operations.drain_gpu(
+            gpu=gpu,
+            deadline_seconds=given.get("deadline_seconds", operations.NODE_DRAIN_SECONDS),
+            reason=given["reason"],
+            actor=request.user.get_username(),
+            now=timezone.now(),
+        )
+        return Response(NodeSerializer(self.get_object()).data)
+
+    @extend_schema(request=None, responses=OpenApiTypes.OBJECT)
+    @action(detail=False, methods=["post"], url_path="accept-losses")
+    def accept_losses(self, request: Request) -> Response:
+        """While evictions are held: the nodes that are silent now may be declared lost."""
+        return Response({"accepted": liveness.accept_losses(actor=request.user.get_username())})
+
 
 class ReplicaViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Replica]):
     queryset = Replica.objects.select_related("model").prefetch_related("shards__node")
@@ -85,18 +168,44 @@ class ReplicaViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Replica]
 
     @action(detail=True, methods=["post"])
     def stop(self, request: Request, uid: str) -> Response:
-        operations.set_wish(replica=self.get_object(), wish=ReplicaWish.STOP, actor=request.user.get_username())
+        actor = request.user.get_username()
+        operations.set_wish(replica=self.get_object(), wish=ReplicaWish.STOP, actor=actor, now=timezone.now())
         return Response(ReplicaSerializer(self.get_object()).data)
 
     @action(detail=True, methods=["post"])
     def run(self, request: Request, uid: str) -> Response:
-        operations.set_wish(replica=self.get_object(), wish=ReplicaWish.RUN, actor=request.user.get_username())
+        actor = request.user.get_username()
+        operations.set_wish(replica=self.get_object(), wish=ReplicaWish.RUN, actor=actor, now=timezone.now())
         return Response(ReplicaSerializer(self.get_object()).data)
 
+    @extend_schema(request=DrainRequest)
+    @action(detail=True, methods=["post"])
+    def drain(self, request: Request, uid: str) -> Response:
+        """Nothing new for it; it stops with its last request, or at the deadline."""
+        operations.drain_replica(
+            replica=self.get_object(),
+            deadline_seconds=_checked(DrainRequest, request).get("deadline_seconds"),
+            actor=request.user.get_username(),
+            now=timezone.now(),
+        )
+        return Response(ReplicaSerializer(self.get_object()).data)
+
+    @extend_schema(request=DrainRequest)
     @action(detail=True, methods=["post"])
     def restart(self, request: Request, uid: str) -> Response:
-        operations.restart_replica(replica=self.get_object(), actor=request.user.get_username())
+        operations.restart_replica(
+            replica=self.get_object(),
+            actor=request.user.get_username(),
+            now=timezone.now(),
+            drain_seconds=_checked(DrainRequest, request).get("deadline_seconds", 0.0),
+        )
         return Response(ReplicaSerializer(self.get_object()).data)
+
+
+def _checked(kind: type[Serializer[Any]], request: Request) -> dict[str, Any]:
+    given = kind(data=request.data)
+    given.is_valid(raise_exception=True)
+    return dict(given.validated_data)
 
 
 class EventViewSet(ListModelMixin, GenericViewSet[Event]):

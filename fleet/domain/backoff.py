@@ -1,6 +1,6 @@
 """How long a replica that failed waits for its next try."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 FIRST = timedelta(seconds=10)
 LONGEST = timedelta(seconds=300)
@@ -15,3 +15,8 @@ def pause(crash_count: int, *, jitter: float) -> timedelta:
     """
     doubled = FIRST * 2 ** min(max(crash_count, 1) - 1, 10)
     return min(doubled, LONGEST) * (1 - 0.2 * jitter)
+
+
+def waits(next_try_at: datetime | None, now: datetime) -> bool:
+    """Whether a try is still to come. One further off than any pause was set before the clock was put back."""
+    return next_try_at is not None and now < next_try_at <= now + LONGEST

@@ -67,7 +67,13 @@ def _ending(facts: ReplicaFacts, live: list[ShardFact]) -> Computed:
         return Computed(state=ReplicaState.STOPPED, code="stopped", reason="stopped as wished")
     stuck = next((shard for shard in held if shard.state is ShardState.STOP_STUCK), None)
     reason = stuck.reason if stuck else "stopping as wished"
-    return Computed(state=ReplicaState.DRAINING, code="stop_stuck" if stuck else "stopping", reason=reason)
+    serving = any(shard.rank == 0 and shard.draining and shard.wanted for shard in held)
+    return Computed(
+        state=ReplicaState.DRAINING,
+        code="stop_stuck" if stuck else "draining" if serving else "stopping",
+        reason="it ends with its last request" if serving and not stuck else reason,
+        endpoint=_endpoint(held) if serving else "",
+    )
 
 
 def _lost(facts: ReplicaFacts) -> Computed:

@@ -47,6 +47,25 @@ class CommandState(StrEnum):
     DROPPED = "dropped"  # overtaken by a newer order, or its shard ended
 
 
+class RolloutState(StrEnum):
+    """Of the way from one revision of a profile to the next."""
+
+    ROLLING = "rolling"
+    PAUSED = "paused"
+    FAILED = "failed"
+    DONE = "done"
+    DROPPED = "dropped"
+
+
+class CheckState(StrEnum):
+    """Of a question to a node: could you run this? Nothing is started for it."""
+
+    OPEN = "open"
+    PASSED = "passed"
+    REFUSED = "refused"
+    SKIPPED = "skipped"  # its agent is too old to be asked
+
+
 class Severity(StrEnum):
     INFO = "info"
     WARNING = "warning"
@@ -86,6 +105,23 @@ SHARD_TRANSITIONS: Mapping[ShardState, frozenset[ShardState]] = {
 # Replica states are computed from facts in both directions (domain/replica_state), so each can follow each.
 REPLICA_TRANSITIONS: Mapping[ReplicaState, frozenset[ReplicaState]] = {state: frozenset(R) - {state} for state in R}
 
+ROLLOUT_TRANSITIONS: Mapping[RolloutState, frozenset[RolloutState]] = {
+    RolloutState.ROLLING: frozenset(
+        {RolloutState.PAUSED, RolloutState.FAILED, RolloutState.DONE, RolloutState.DROPPED}
+    ),
+    RolloutState.PAUSED: frozenset({RolloutState.ROLLING, RolloutState.FAILED, RolloutState.DROPPED}),
+    RolloutState.FAILED: frozenset(),
+    RolloutState.DONE: frozenset(),
+    RolloutState.DROPPED: frozenset(),
+}
+
+CHECK_TRANSITIONS: Mapping[CheckState, frozenset[CheckState]] = {
+    CheckState.OPEN: frozenset(CheckState) - {CheckState.OPEN},
+    CheckState.PASSED: frozenset(),
+    CheckState.REFUSED: frozenset(),
+    CheckState.SKIPPED: frozenset(),
+}
+
 # What each state tells a person; docs/states.md is drawn from it. One table each: equal words of two enums are one key.
 NODE_MEANINGS: Mapping[NodeStatus, str] = {
     N.JOINING: "registered, but nothing that was sent down its stream has been answered yet",
@@ -116,6 +152,13 @@ REPLICA_MEANINGS: Mapping[ReplicaState, str] = {
     R.FAILED: "it failed and waits for its next try",
     R.DEGRADED: "a rank is gone; the whole replica restarts as its next attempt",
     R.LOST: "its node went; it is placed elsewhere",
+}
+ROLLOUT_MEANINGS: Mapping[RolloutState, str] = {
+    RolloutState.ROLLING: "replicas go over to the new revision, one after another",
+    RolloutState.PAUSED: "nothing more goes over until a person resumes it",
+    RolloutState.FAILED: "the new revision failed, or a person rolled it back: all go back to the old one",
+    RolloutState.DONE: "every replica runs the new revision",
+    RolloutState.DROPPED: "a newer revision took its place",
 }
 
 

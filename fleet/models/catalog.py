@@ -12,6 +12,7 @@ class CatalogModel(models.Model):
     profile = models.JSONField(null=True, blank=True)
     endpoints = models.JSONField(null=True, blank=True)
     revision = models.PositiveIntegerField(default=1, editable=False)  # number of the newest ProfileRevision
+    stable_revision = models.PositiveIntegerField(default=1, editable=False)  # what replicas go back to
     leaving = models.BooleanField(default=False, editable=False)  # deleted: the row goes with its last replica
     created_at = models.DateTimeField(auto_now_add=True)
     updated_at = models.DateTimeField(auto_now=True)

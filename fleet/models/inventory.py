@@ -39,6 +39,7 @@ class Gpu(models.Model):
     processes = models.JSONField(default=list, blank=True)  # foreign ones too
     schedulable = models.BooleanField(default=True)
     cordon_reason = models.CharField(max_length=500, blank=True)
+    drain_deadline_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:
         verbose_name = "GPU"

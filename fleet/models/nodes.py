@@ -27,6 +27,7 @@ class Node(models.Model):
     machine_id = models.CharField(max_length=64, blank=True)
     boot_id = models.CharField(max_length=64, blank=True)
     instance_id = models.CharField(max_length=64, blank=True)
+    loss_accepted = models.BooleanField(default=False)  # a person accepts its loss although evictions are held
     past_boots = models.JSONField(default=list, blank=True)  # superseded "machine/boot" pairs, newest last
     agent_version = models.CharField(max_length=40, blank=True)
     protocol_version = models.PositiveIntegerField(null=True, blank=True)

@@ -3,6 +3,7 @@
 import uuid
 
 from django.db import models
+from django.utils import timezone
 
 from agent_client.protocol.states import ENDED_SHARD_STATES, ShardState
 from fleet.domain.states import ReplicaState, ReplicaWish
@@ -34,7 +35,12 @@ class Replica(models.Model):
     first_failure = models.JSONField(null=True, blank=True)
     latest_failure = models.JSONField(null=True, blank=True)
     restart_requested = models.BooleanField(default=False)
-    created_at = models.DateTimeField(auto_now_add=True)
+    goal = models.PositiveIntegerField(null=True, blank=True)  # revision of its next attempt; null: the one it runs
+    drain_deadline_at = models.DateTimeField(null=True, blank=True)  # of a stop or restart that people asked for
+    replaces = models.ForeignKey(
+        "self", null=True, blank=True, on_delete=models.SET_NULL, related_name="substitutes"
+    )  # it takes over from that one as soon as it is ready
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
 
     class Meta:
         ordering = ["model__name", "number"]
@@ -84,6 +90,14 @@ class Shard(models.Model):
     exit_signal = models.IntegerField(null=True, blank=True)
     tail = models.JSONField(default=list, blank=True)
     fabric_env = models.JSONField(default=dict, blank=True)
+    rendezvous_address = models.CharField(max_length=253, blank=True)  # where the ranks of this attempt meet
+    rendezvous_port = models.PositiveIntegerField(null=True, blank=True)
+    moved_at = models.DateTimeField(null=True, blank=True)  # its phase or progress last changed
+    stalled_at = models.DateTimeField(null=True, blank=True)  # requests inside, and no token since
+    running = models.PositiveIntegerField(null=True, blank=True)  # requests in the engine
+    waiting = models.PositiveIntegerField(null=True, blank=True)
+    verdict_code = models.CharField(max_length=60, blank=True)  # why the control plane itself gave it up
+    verdict = models.TextField(blank=True)
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
@@ -103,9 +117,30 @@ class Shard(models.Model):
                 violation_error_message="cannot save: a ready head needs an endpoint.",
             ),
         ]
+        indexes = [
+            # A tick reads what lives, and what lives is few beside what has ended.
+            models.Index(
+                fields=["replica"],
+                condition=~models.Q(state__in=sorted(s.value for s in ENDED_SHARD_STATES)),
+                name="shard_live",
+            )
+        ]
 
     def __str__(self) -> str:
         return f"{self.replica_id}/{self.rank}#{self.epoch}"
+
+
+class Flow(models.Model):
+    """What routers see of a replica's newest attempt: with it a hung engine is told from a busy one."""
+
+    replica = models.OneToOneField(Replica, on_delete=models.CASCADE, related_name="flow")
+    attempt = models.PositiveIntegerField()
+    in_flight = models.PositiveIntegerField(default=0)
+    moved_at = models.DateTimeField()  # a token last came, or nothing was in flight
+    seen_at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return f"{self.replica_id}#{self.attempt}: {self.in_flight}"
 
 
 class GpuClaim(models.Model):

@@ -9,6 +9,7 @@ from agent_client.profile import Entry, ProfileError, parse_catalog, parse_entry
 from fleet import doorbell
 from fleet.domain.states import ReplicaWish
 from fleet.models import CatalogModel, ProfileRevision, Replica, ServedName
+from fleet.services import rollouts
 from fleet.services.errors import FleetError
 from fleet.services.events import record
 
@@ -139,7 +140,7 @@ def _save(entry: Entry, actor: str) -> bool:
     columns = _columns(entry)
     if model is None:
         model = CatalogModel.objects.create(name=entry.name, **columns)
-        renewed = True
+        renewed, before = True, 0
         record("model_added", f"{entry.name} added", actor=actor)
     else:
         details = _differences(model, entry)
@@ -147,6 +148,7 @@ def _save(entry: Entry, actor: str) -> bool:
             return False
         renewed = model.profile != columns["profile"] or model.aliases != columns["aliases"]
         revision = model.revision + 1 if renewed else model.revision
+        before = model.stable_revision
         CatalogModel.objects.filter(pk=model.pk).update(revision=revision, leaving=False, **columns)
         model.refresh_from_db()
         record("model_changed", f"{entry.name}: {'; '.join(details) or 'wanted again'}", actor=actor)
@@ -156,6 +158,7 @@ def _save(entry: Entry, actor: str) -> bool:
             number=model.revision,
             defaults={"profile": columns["profile"], "served_names": list(entry.served_names)},
         )
+        rollouts.begin(model, before=before, actor=actor)
     ServedName.objects.filter(model=model).exclude(name__in=entry.served_names).delete()
     for name in entry.served_names:
         if not ServedName.objects.filter(model=model, name=name).exists():

@@ -1,5 +1,6 @@
 """Who holds which card. The database refuses a second live claim; here the refusal gets its sentence."""
 
+import contextlib
 from collections.abc import Iterable
 
 from django.db import IntegrityError, transaction
@@ -22,6 +23,15 @@ def claim(shard: Shard, gpu_ids: Iterable[int]) -> None:
 def release(shard_id: int) -> int:
     """Let go of a shard's cards; how many they were."""
     return GpuClaim.objects.filter(shard_id=shard_id, released_at__isnull=True).update(released_at=timezone.now())
+
+
+def hold_back(shard: Shard) -> None:
+    """Of the cards that a replaced shard may still use, claim those that nobody holds, so that nothing is put there."""
+    ids = set(GpuClaim.objects.filter(shard=shard).values_list("gpu_id", flat=True))
+    held = set(GpuClaim.objects.filter(gpu__in=ids, released_at__isnull=True).values_list("gpu_id", flat=True))
+    for gpu_id in ids - held:
+        with contextlib.suppress(FleetError):
+            claim(shard, [gpu_id])
 
 
 def reclaim(shard: Shard) -> bool:

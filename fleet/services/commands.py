@@ -63,6 +63,8 @@ def desired_shard(shard: Shard) -> DesiredShard:
             gpus=tuple(gpus.values_list("gpu__uuid", flat=True)),
             engine_key=replica.engine_key or None,
             fabric_env=shard.fabric_env,
+            rendezvous_address=shard.rendezvous_address or None,
+            rendezvous_port=shard.rendezvous_port,
         ),
     )
 

@@ -13,7 +13,7 @@ from fleet.domain.liveness import LISTENER_FRESH_SECONDS, Limits, NodeSilence, j
 from fleet.domain.states import NodeStatus, Severity
 from fleet.models import Event, Listener, Node, Shard
 from fleet.services import claims
-from fleet.services.errors import StaleTransition
+from fleet.services.errors import FleetError, StaleTransition
 from fleet.services.events import record
 from fleet.services.replicas import recompute
 from fleet.services.transitions import move_node, move_shard
@@ -47,19 +47,22 @@ def _silences() -> list[NodeSilence]:
             name=node.name,
             status=NodeStatus(node.status),
             silent_seconds=(node.now - node.last_seen_at).total_seconds(),
+            accepted=node.loss_accepted,
         )
         for node in rows
     ]
 
 
-def _listening_for() -> float | None:
+def hearing() -> tuple[datetime, datetime] | None:
+    """The database's time, and since when by it agents could be heard without a gap; None when nothing listens."""
     rows: Any = Listener.objects.annotate(now=Now())
-    fresh = [
-        (row.now - row.started_at).total_seconds()
-        for row in rows
-        if (row.now - row.seen_at).total_seconds() < LISTENER_FRESH_SECONDS
-    ]
-    return max(fresh, default=None)
+    fresh = [row for row in rows if (row.now - row.seen_at).total_seconds() < LISTENER_FRESH_SECONDS]
+    return (fresh[0].now, min(row.started_at for row in fresh)) if fresh else None
+
+
+def _listening_for() -> float | None:
+    found = hearing()
+    return None if found is None else (found[0] - found[1]).total_seconds()
 
 
 def _since_last_loss(now: datetime) -> float | None:
@@ -98,10 +101,35 @@ def _lost(node: NodeSilence, now: datetime) -> None:
 
 
 @transaction.atomic
+def accept_losses(*, actor: str) -> tuple[str, ...]:
+    """An operator's word against the brake: the nodes that are silent now may be declared lost, one after another.
+
+    Each that is heard again is no longer accepted. Raises FleetError when nothing is held.
+    """
+    if not eviction_held():
+        raise FleetError("nothing_held", "cannot accept losses: no eviction is held now")
+    silent = Node.objects.filter(status=NodeStatus.UNREACHABLE)
+    names = tuple(silent.order_by("name").values_list("name", flat=True))
+    silent.update(loss_accepted=True)
+    text = f"the loss of {len(names)} silent nodes is accepted: {', '.join(names[:10])}" + " …" * (len(names) > 10)
+    record("loss_accepted", text, severity=Severity.WARNING, actor=actor)
+    return names
+
+
+def eviction_held() -> str:
+    """The banner's sentence while evictions are held; empty otherwise."""
+    last = Event.objects.filter(kind__in=_BRAKE_KINDS).order_by("-id").values_list("kind", "text").first()
+    return last[1] if last is not None and last[0] == _BRAKE_KINDS[0] else ""
+
+
+#: When evictions begin to be held, and when that ends.
+_BRAKE_KINDS = ("eviction_held", "eviction_released")
+
+
+@transaction.atomic
 def _brake(held: tuple[NodeSilence, ...]) -> None:
     """One event when evictions begin to be held, one when that ends."""
-    last = Event.objects.filter(kind__in=["eviction_held", "eviction_released"]).order_by("-id").first()
-    holding = last is not None and last.kind == "eviction_held"
+    holding = bool(eviction_held())
     if held and not holding:
         names = ", ".join(node.name for node in held[:5]) + (" …" if len(held) > 5 else "")
         text = f"evictions are held: {len(held)} nodes are silent at once ({names}); nothing is declared lost"

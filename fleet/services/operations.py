@@ -1,17 +1,22 @@
 """What operators do: cordon, stop, restart. Each is one wish or flag and one event; the reconciler does the rest."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from django.db import transaction
 
+from agent_client.profile import ProfileError, parse_profile
 from agent_client.protocol.states import ENDED_SHARD_STATES, ShardState
 from fleet import doorbell
 from fleet.domain.states import NodeStatus, ReplicaWish
 from fleet.models import Gpu, Node, Replica, Shard
+from fleet.services.commands import DEFAULT_DRAIN_SECONDS
 from fleet.services.errors import FleetError
 from fleet.services.events import record
 from fleet.services.replicas import recompute
 from fleet.services.transitions import move_node
+
+LONGEST_DRAIN_SECONDS = 7 * 86_400
+NODE_DRAIN_SECONDS = 3600.0  # unless somebody says otherwise
 
 
 @transaction.atomic
@@ -23,16 +28,48 @@ def cordon_node(*, node: Node, reason: str, actor: str) -> None:
 
 @transaction.atomic
 def uncordon_node(*, node: Node, actor: str) -> None:
-    Node.objects.filter(pk=node.pk).update(schedulable=True, cordon_reason="")
+    Node.objects.filter(pk=node.pk).update(schedulable=True, cordon_reason="", drain_deadline_at=None)
     record("node_uncordoned", f"{node.name} uncordoned", actor=actor, node_id=node.pk)
     doorbell.ring_reconcile()
 
 
 @transaction.atomic
 def cordon_gpu(*, gpu: Gpu, cordoned: bool, reason: str, actor: str) -> None:
-    Gpu.objects.filter(pk=gpu.pk).update(schedulable=not cordoned, cordon_reason=reason[:500] if cordoned else "")
+    why = reason[:500] if cordoned else ""
+    Gpu.objects.filter(pk=gpu.pk).update(schedulable=not cordoned, cordon_reason=why, drain_deadline_at=None)
     verb = "cordoned" if cordoned else "uncordoned"
     record(f"gpu_{verb}", f"{gpu.node.name} GPU {gpu.index} {verb}", actor=actor, node_id=gpu.node_id)
+    doorbell.ring_reconcile()
+
+
+@transaction.atomic
+def drain_node(*, node: Node, deadline_seconds: float, reason: str, actor: str, now: datetime) -> None:
+    """Cordon it and move its replicas away; each goes when its replacement is ready, or at the deadline."""
+    deadline_at = now + _seconds(deadline_seconds)
+    why = (reason or "it is drained")[:500]
+    Node.objects.filter(pk=node.pk).update(schedulable=False, cordon_reason=why, drain_deadline_at=deadline_at)
+    text = f"{node.name} is to be drained by {deadline_at:%Y-%m-%d %H:%M:%S} UTC" + (f": {reason}" if reason else "")
+    record("node_drain", text, actor=actor, node_id=node.pk)
+    doorbell.ring_reconcile()
+
+
+@transaction.atomic
+def cancel_drain(*, node: Node, actor: str) -> None:
+    """What has not left yet stays; the node stays cordoned until it is uncordoned."""
+    if Node.objects.filter(pk=node.pk, drain_deadline_at__isnull=False).update(drain_deadline_at=None) != 1:
+        raise FleetError("not_draining", f"cannot cancel the drain of {node.name}: it is not being drained")
+    record("node_drain_cancelled", f"the drain of {node.name} is cancelled", actor=actor, node_id=node.pk)
+    doorbell.ring_reconcile()
+
+
+@transaction.atomic
+def drain_gpu(*, gpu: Gpu, deadline_seconds: float, reason: str, actor: str, now: datetime) -> None:
+    """Cordon one card and move what uses it away, as a node's drain does."""
+    deadline_at = now + _seconds(deadline_seconds)
+    why = (reason or "it is drained")[:500]
+    Gpu.objects.filter(pk=gpu.pk).update(schedulable=False, cordon_reason=why, drain_deadline_at=deadline_at)
+    text = f"{gpu.node.name} GPU {gpu.index} is to be drained by {deadline_at:%Y-%m-%d %H:%M:%S} UTC"
+    record("gpu_drain", text + (f": {reason}" if reason else ""), actor=actor, node_id=gpu.node_id)
     doorbell.ring_reconcile()
 
 
@@ -64,22 +101,48 @@ def delete_node(*, node: Node, actor: str, now: datetime) -> None:
 
 
 @transaction.atomic
-def set_wish(*, replica: Replica, wish: ReplicaWish, actor: str) -> None:
-    """`stop` keeps the replica stopped until someone says `run` again."""
+def set_wish(*, replica: Replica, wish: ReplicaWish, actor: str, now: datetime, drain_seconds: float = 0.0) -> None:
+    """`stop` keeps the replica stopped until someone says `run` again; its requests have `drain_seconds` to end."""
     if replica.wish == ReplicaWish.REMOVE:
         raise FleetError("being_removed", f"cannot {wish} {replica.label}: it is being removed")
-    Replica.objects.filter(pk=replica.pk).update(wish=wish)
-    verb = "stopped" if wish is ReplicaWish.STOP else "started"
-    record(f"replica_{verb}_by_wish", f"{replica.label} is to be {verb}", actor=actor, replica_id=replica.pk)
+    deadline_at = now + _seconds(drain_seconds) if wish is ReplicaWish.STOP else None
+    Replica.objects.filter(pk=replica.pk).update(wish=wish, drain_deadline_at=deadline_at)
+    verb = "started" if wish is ReplicaWish.RUN else "drained and stopped" if drain_seconds else "stopped"
+    kind = "started" if wish is ReplicaWish.RUN else "stopped"
+    record(f"replica_{kind}_by_wish", f"{replica.label} is to be {verb}", actor=actor, replica_id=replica.pk)
+    recompute(replica.pk, now=now)  # one of which nothing runs has no agent that would report
     doorbell.ring_reconcile()
     doorbell.ring_routes()
 
 
 @transaction.atomic
-def restart_replica(*, replica: Replica, actor: str) -> None:
+def drain_replica(*, replica: Replica, actor: str, now: datetime, deadline_seconds: float | None = None) -> None:
+    """Take one replica out without cutting an answer: nothing new, then the end. By default in the profile's time."""
+    seconds = drain_time(replica) if deadline_seconds is None else deadline_seconds
+    set_wish(replica=replica, wish=ReplicaWish.STOP, actor=actor, now=now, drain_seconds=seconds)
+
+
+@transaction.atomic
+def restart_replica(*, replica: Replica, actor: str, now: datetime, drain_seconds: float = 0.0) -> None:
     """Stop the running attempt and start the next; a wait after crashes is cut short."""
     if replica.wish != ReplicaWish.RUN:
         raise FleetError("not_running", f"cannot restart {replica.label}: it is not wished to run")
-    Replica.objects.filter(pk=replica.pk).update(restart_requested=True, next_try_at=None)
+    Replica.objects.filter(pk=replica.pk).update(
+        restart_requested=True, next_try_at=None, drain_deadline_at=now + _seconds(drain_seconds)
+    )
     record("replica_restart", f"{replica.label} is to be restarted", actor=actor, replica_id=replica.pk)
     doorbell.ring_reconcile()
+
+
+def drain_time(replica: Replica) -> float:
+    """Seconds that its profile gives a drain."""
+    try:
+        return float(parse_profile(replica.revision.profile).drain_timeout_seconds)
+    except ProfileError:
+        return DEFAULT_DRAIN_SECONDS
+
+
+def _seconds(given: float) -> timedelta:
+    if not 0 <= given <= LONGEST_DRAIN_SECONDS:
+        raise FleetError("bad_deadline", f"cannot use a deadline of {given:g} s: give 0 to {LONGEST_DRAIN_SECONDS} s")
+    return timedelta(seconds=given)

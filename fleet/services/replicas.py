@@ -23,7 +23,7 @@ ROUTED = (ReplicaState.READY, ReplicaState.DRAINING)
 @transaction.atomic
 def recompute(replica_id: int, *, now: datetime) -> None:
     """Compute the state from facts and store it. Idempotent; a lost race leaves the work to the next call."""
-    replica = Replica.objects.select_for_update().select_related("model").filter(pk=replica_id).first()
+    replica = Replica.objects.select_for_update().select_related("model", "revision").filter(pk=replica_id).first()
     if replica is None:
         return
     shards = list(Shard.objects.filter(replica=replica, epoch=replica.attempt).select_related("node").order_by("rank"))
@@ -65,7 +65,7 @@ def _facts(replica: Replica, shards: list[Shard], fields: dict[str, Any], now: d
     next_try_at = fields.get("next_try_at", replica.next_try_at)
     return ReplicaFacts(
         wish=ReplicaWish(replica.wish),
-        waiting=next_try_at is not None and next_try_at > now,
+        waiting=backoff.waits(next_try_at, now),
         explained=(replica.explanation or {}).get("text", ""),
         shards=tuple(
             ShardFact(
@@ -85,7 +85,8 @@ def _facts(replica: Replica, shards: list[Shard], fields: dict[str, Any], now: d
 
 def _failure_fields(replica: Replica, shards: list[Shard], now: datetime) -> dict[str, Any]:
     """What a failed attempt leaves on the replica, once per attempt: the count, the wait, first and latest failure."""
-    failed = next((shard for shard in shards if shard.state == ShardState.FAILED), None)
+    blamed = [shard for shard in shards if shard.state == ShardState.FAILED or shard.verdict_code]
+    failed = min(blamed, key=lambda shard: (not shard.verdict_code, shard.state_at), default=None)  # the first to go
     latest = replica.latest_failure or {}
     if failed is None or latest.get("attempt") == failed.epoch:
         return {}
@@ -96,9 +97,12 @@ def _failure_fields(replica: Replica, shards: list[Shard], now: datetime) -> dic
         "at": now.isoformat(),
         "node": failed.node.name,
         "rank": failed.rank,
-        "code": failed.code,
-        "reason": failed.reason,
+        "code": failed.verdict_code or failed.code,
+        "reason": failed.verdict or failed.reason,
         "hint": failed.hint,
+        "revision": replica.revision.number,
+        "agent_version": failed.node.agent_version,
+        "engine_version": failed.node.engines.get(str(replica.revision.profile.get("engine")), ""),
         "exit_code": failed.exit_code,
         "exit_signal": failed.exit_signal,
         "tail": failed.tail,

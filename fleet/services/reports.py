@@ -1,17 +1,18 @@
 """What agents say of their shards. Reports are whole and may be lost, doubled or late: each is a level, not an edge."""
 
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import transaction
+from django.db.models.functions import Now
 
 from agent_client.protocol.messages import Report, ShardReport
 from agent_client.protocol.states import ENDED_SHARD_STATES, FailureCode, ShardState
 from fleet import doorbell
-from fleet.domain.states import NodeStatus
-from fleet.models import Node, Shard
-from fleet.services import claims, inventory
+from fleet.domain.states import CommandKind, CommandState, NodeStatus
+from fleet.models import Command, Node, Shard
+from fleet.services import claims, commands, inventory
 from fleet.services.commands import wire_name
 from fleet.services.errors import StaleTransition
 from fleet.services.replicas import recompute
@@ -26,9 +27,11 @@ def apply_shard_status(*, node_id: int, session_id: int, report: ShardReport, no
     shard = _find(node_id, report)
     if shard is None:
         return report.state not in ENDED_SHARD_STATES
-    _apply(shard, report)
+    if shard.state in ENDED_SHARD_STATES:
+        return report.state not in ENDED_SHARD_STATES
+    astray = _apply(shard, report)
     recompute(shard.replica_id, now=now)
-    return False
+    return astray
 
 
 @transaction.atomic
@@ -61,17 +64,28 @@ def apply_shards(node: Node, reports: Iterable[ShardReport], *, now: datetime, r
         if shard is None:
             astray = astray or report.state not in ENDED_SHARD_STATES
             continue
-        _apply(shard, report)
+        astray = _apply(shard, report) or astray
         touched.add(shard.replica_id)
     for shard in live.values():
         # An order that was not delivered yet is unknown to the agent; everything else it should have told of.
-        if shard.state == ShardState.ASSIGNED and not rebooted:
+        if shard.state == ShardState.ASSIGNED:
             continue
         _missing(shard, node, rebooted=rebooted)
         touched.add(shard.replica_id)
     for replica_id in touched:
         recompute(replica_id, now=now)
     return astray
+
+
+@transaction.atomic
+def apply_answer(*, command_id: int, node_id: int, accepted: bool, code: str, detail: str, now: datetime) -> None:
+    """An agent's answer to an order. A start that it refuses is a failed attempt: nothing else will be told of it."""
+    told = f"{code}: {detail}" if code else detail
+    command = commands.answer(command_id=command_id, node_id=node_id, accepted=accepted, detail=told)
+    if command is None or accepted or command.kind != CommandKind.START:
+        return
+    _try_move(command.shard, ShardState.FAILED, code=(code or "refused")[:60], reason=detail or "the order was refused")
+    recompute(command.shard.replica_id, now=now)
 
 
 def _find(node_id: int, report: ShardReport) -> Shard | None:
@@ -93,10 +107,11 @@ def _missing(shard: Shard, node: Node, *, rebooted: bool) -> None:
     _try_move(shard, ShardState.FAILED, code=code, reason=reason)
 
 
-def _apply(shard: Shard, report: ShardReport) -> None:
+def _apply(shard: Shard, report: ShardReport) -> bool:
+    """Store what is told of one shard; True when it runs although it was given up, so that it must be ended."""
     state = report.state
     if shard.state == ShardState.LOST and state not in ENDED_SHARD_STATES and not _take_back(shard):
-        return
+        return True
     if state is ShardState.READY and shard.rank == 0 and not report.endpoint:
         state = ShardState.LOADING  # ready means reachable
     fields: dict[str, Any] = {
@@ -110,19 +125,43 @@ def _apply(shard: Shard, report: ShardReport) -> None:
         "exit_code": report.exit_code,
         "exit_signal": report.exit_signal,
         "tail": [line[:2000] for line in report.tail[-100:]],
+        "running": _count(report.running),
+        "waiting": _count(report.waiting),
     }
+    if (shard.phase, shard.progress) != (fields["phase"], fields["progress"]):
+        fields["moved_at"] = Now()
+    if (shard.stalled_at is None) != (report.stalled_seconds is None):
+        fields["stalled_at"] = _stalled_at(report)
     if shard.state == state:
         if changed := {name: value for name, value in fields.items() if getattr(shard, name) != value}:
             Shard.objects.filter(pk=shard.pk).update(**changed)
     else:
         _try_move(shard, state, **fields)
+    return False
+
+
+def _count(figure: int | None) -> int | None:
+    return None if figure is None else min(max(figure, 0), 2**31 - 1)
+
+
+def _stalled_at(report: ShardReport) -> Any:
+    """Since when, by the database's clock: the agent tells a duration, and two machines' clocks are never compared."""
+    if report.stalled_seconds is None:
+        return None
+    return Now() - timedelta(seconds=min(max(report.stalled_seconds, 0.0), 86_400.0))
 
 
 def _take_back(shard: Shard) -> bool:
-    """A shard given up for lost is still there: keep it if it is wanted, not replaced, and its cards are free."""
+    """A shard given up for lost is still there: keep it if it is wanted, not replaced, and its cards are free.
+
+    Else it is told to end, and holds what it can of its cards until it is seen to have ended.
+    """
     if shard.wanted and shard.epoch == shard.replica.attempt and claims.reclaim(shard):
         return True
-    Shard.objects.filter(pk=shard.pk).update(wanted=False)
+    claims.hold_back(shard)
+    told = Command.objects.filter(shard=shard, kind=CommandKind.STOP, state__in=[CommandState.OPEN, CommandState.DONE])
+    if not told.exists():
+        commands.order(shard=shard, kind=CommandKind.STOP, reason="it was replaced while its node was lost")
     return False
 
 

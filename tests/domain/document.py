@@ -27,6 +27,7 @@ def text() -> str:
             *_section("Node", states.NODE_TRANSITIONS, states.NODE_MEANINGS),
             *_section("Shard", states.SHARD_TRANSITIONS, states.SHARD_MEANINGS),
             *_section("Replica", states.REPLICA_TRANSITIONS, states.REPLICA_MEANINGS, COMPUTED),
+            *_section("Rollout", states.ROLLOUT_TRANSITIONS, states.ROLLOUT_MEANINGS),
         ]
     )
 

@@ -137,7 +137,7 @@ def test_a_lost_node_is_named_with_its_silence() -> None:
 
 def test_many_nodes_fold_to_counts() -> None:
     picture = "a cordoned: .\nb cordoned: .\nc lost: .\nd: x\ne: x"
-    text = "0 of 5 nodes fit: 2 cordoned, 2 with too few free GPUs, 1 lost"
+    text = "0 of 5 nodes fit: 2 cordoned, 2 have 0 free h100-sxm-80gb, 1 needed, 1 lost"
     check_refused(picture, text)
 
 

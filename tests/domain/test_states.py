@@ -11,15 +11,20 @@ from fleet.domain.states import (
     NODE_TRANSITIONS,
     REPLICA_MEANINGS,
     REPLICA_TRANSITIONS,
+    ROLLOUT_MEANINGS,
+    ROLLOUT_TRANSITIONS,
     SHARD_MEANINGS,
     SHARD_TRANSITIONS,
     NodeStatus,
     ReplicaState,
+    RolloutState,
 )
 from tests.domain import document
 
 TABLES = [(NodeStatus, NODE_TRANSITIONS), (ShardState, SHARD_TRANSITIONS), (ReplicaState, REPLICA_TRANSITIONS)]
+TABLES += [(RolloutState, ROLLOUT_TRANSITIONS)]
 MEANINGS = [(NodeStatus, NODE_MEANINGS), (ShardState, SHARD_MEANINGS), (ReplicaState, REPLICA_MEANINGS)]
+MEANINGS += [(RolloutState, ROLLOUT_MEANINGS)]
 
 
 def test_the_page_of_states_is_fresh() -> None:

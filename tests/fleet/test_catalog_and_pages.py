@@ -10,7 +10,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from fleet.admin.display import COLOURS
-from fleet.domain.states import CommandState, NodeStatus, ReplicaState, Severity
+from fleet.domain.states import CheckState, CommandState, NodeStatus, ReplicaState, RolloutState, Severity
 from fleet.models import GpuClaim, Node, Replica, Shard
 from fleet.services import catalog
 from fleet.services.errors import FleetError
@@ -142,7 +142,7 @@ def test_the_admin_form_uses_the_catalog_rules(admin_client: Client) -> None:
     assert User.objects.exists()
 
 
-@pytest.mark.parametrize("state", [*NodeStatus, *ReplicaState, *CommandState, *Severity])
+@pytest.mark.parametrize("state", [*NodeStatus, *ReplicaState, *RolloutState, *CheckState, *CommandState, *Severity])
 def test_each_state_has_a_colour(state: Any) -> None:
     assert COLOURS[state]
 
@@ -152,7 +152,7 @@ def test_the_home_page_answers_first(admin_client: Client, django_assert_max_num
     model(tensor_parallel=4)
     tick()
     tick()
-    with django_assert_max_num_queries(14):
+    with django_assert_max_num_queries(20):
         page = admin_client.get(reverse("admin:index")).content.decode()
     assert "One thing needs you." in page
     assert "qwen/1 cannot be placed" in page

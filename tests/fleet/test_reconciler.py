@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from agent_client.protocol.messages import Register, Report, ShardReport
 from agent_client.protocol.states import ShardState
-from fleet.domain.states import CommandKind, NodeStatus, ReplicaState, ReplicaWish
+from fleet.domain.states import CommandKind, CommandState, NodeStatus, ReplicaState, ReplicaWish
 from fleet.models import CatalogModel, Command, Event, Gpu, GpuClaim, Node, Replica, Shard
 from fleet.services import catalog, claims, nodes, operations, reconciler, reports
 from fleet.services.commands import desired_for, wire_name
@@ -146,7 +146,7 @@ def test_a_restart_stops_first_and_starts_again() -> None:
     model()
     tick()
     shard = make_ready(admission)
-    operations.restart_replica(replica=Replica.objects.get(), actor="t")
+    operations.restart_replica(replica=Replica.objects.get(), actor="t", now=timezone.now())
     tick()
     stop = Command.objects.filter(kind=CommandKind.STOP).get()
     assert stop.shard == shard
@@ -307,3 +307,50 @@ def test_a_desktop_is_in_nobody_s_way_and_a_stranger_is() -> None:
     assert GpuClaim.objects.get().gpu.uuid == "GPU-0"
     stuck = Replica.objects.get(number=2)
     assert "GPU 1 is used by python (pid 10)" in stuck.explanation["text"]
+
+
+def test_a_failed_replica_that_is_to_stop_is_stopped_at_once() -> None:
+    """None of its shards is left to report anything."""
+    admission = ready_node()
+    model()
+    tick()
+    shard = Shard.objects.select_related("replica").get()
+    failed = ShardReport(shard=wire_name(shard), epoch=shard.epoch, state=ShardState.FAILED, detail="it broke")
+    reports.apply_shard_status(
+        node_id=admission.node_id, session_id=admission.session_id, report=failed, now=timezone.now()
+    )
+    assert Replica.objects.get().state == ReplicaState.FAILED
+    operations.set_wish(replica=Replica.objects.get(), wish=ReplicaWish.STOP, actor="test", now=timezone.now())
+    assert Replica.objects.get().state == ReplicaState.STOPPED
+
+
+def test_an_order_ends_with_its_shard() -> None:
+    """Delivered later, it would start an engine on cards that are another's by then."""
+    admission = ready_node()
+    model()
+    tick()
+    tell(admission, Shard.objects.get(), ShardState.FAILED, detail="it broke")
+    assert Command.objects.get().state == CommandState.DROPPED
+
+
+def test_an_order_that_a_rebooted_node_never_got_is_still_to_be_carried_out() -> None:
+    admission = ready_node()
+    model()
+    tick()
+    register(node_uid=admission.node_uid, credential=admission.credential, boot="boot-2")
+    assert Shard.objects.get().state == ShardState.ASSIGNED
+    assert Command.objects.get().state == CommandState.OPEN
+
+
+def test_an_engine_that_runs_under_an_ended_row_asks_for_a_sync() -> None:
+    admission = ready_node()
+    model()
+    tick()
+    shard = Shard.objects.get()
+    tell(admission, shard, ShardState.FAILED, detail="it broke")
+    report = ShardReport(shard=wire_name(shard), epoch=shard.epoch, state=ShardState.LOADING)
+    told = reports.apply_shard_status(
+        node_id=admission.node_id, session_id=admission.session_id, report=report, now=timezone.now()
+    )
+    assert told
+    assert Shard.objects.get().state == ShardState.FAILED

@@ -166,7 +166,7 @@ def test_one_cordoned_card_of_eight_leaves_room_for_four_and_says_why_not_for_ei
     operations.cordon_gpu(gpu=Gpu.objects.get(index=1), cordoned=True, reason="flaky", actor="ann")
     model("eight", tensor_parallel=8)
     tick()
-    assert "7 free h100-sxm-80gb, 8 needed (GPU 1 is cordoned)" in refusal()
+    assert "7 free h100-sxm-80gb, 8 needed (GPU 1 is cordoned (flaky))" in refusal()
     model("four", tensor_parallel=4)
     tick()
     assert len(claimed()) == 4

@@ -2,6 +2,8 @@
 
 from agent_client.protocol.messages import (
     Ack,
+    Check,
+    Checked,
     Desired,
     DesiredShard,
     Drain,
@@ -61,6 +63,7 @@ SAMPLES: tuple[Message, ...] = (
     Report(shards=(REPORT,), inventory_fingerprint="c0ffee"),
     ShardStatus(report=REPORT),
     Ack(command=5),
+    Checked(check=2, code="engine_missing", detail="cannot start qwen at revision 4: the program vllm is not here"),
     LogChunk(shard=SHARD, epoch=3, lines=("loading", "ready")),
     Goodbye(reason="the agent was asked to stop"),
     Registered(
@@ -74,6 +77,7 @@ SAMPLES: tuple[Message, ...] = (
     Start(command=5, revision=12, shard=ORDER),
     Stop(command=6, revision=13, shard=SHARD, epoch=3, reason="scaled down"),
     Drain(command=7, revision=14, shard=SHARD, epoch=3, deadline_seconds=600.0),
+    Check(check=2, spec=ORDER.spec, replaces=SHARD),
     Sync(desired=Desired(revision=15)),
     Refresh(),
     Tail(shard=SHARD, epoch=3, lines=50),

@@ -1,0 +1,232 @@
+"""What each action of a tick does to the rows. Within the caller's transaction; False: the fleet has moved on."""
+
+import secrets
+from datetime import datetime
+from typing import assert_never
+
+from django.db.models.functions import Now
+
+from agent_client.protocol.states import ENDED_SHARD_STATES, ShardState
+from fleet import doorbell
+from fleet.domain.actions import (
+    Action,
+    AskNode,
+    CreateReplica,
+    DeleteReplica,
+    DrainShard,
+    EndRollout,
+    Explain,
+    GiveUpShard,
+    NodeDrained,
+    RemoveReplica,
+    SetGoal,
+    StartReplica,
+    StopShard,
+)
+from fleet.domain.states import CommandKind, ReplicaWish, Severity
+from fleet.models import CatalogModel, Node, ProfileRevision, Replica, Shard
+from fleet.services import claims, commands, rollouts
+from fleet.services.events import record
+from fleet.services.replicas import recompute
+
+
+def carry_out(action: Action, now: datetime) -> bool:
+    """Whether anything changed that may make room for another action."""
+    match action:
+        case CreateReplica():
+            return _create(action, now)
+        case RemoveReplica():
+            return _remove(action)
+        case DeleteReplica(replica=replica_id):
+            return _delete(replica_id)
+        case SetGoal():
+            return _set_goal(action)
+        case StopShard(shard=shard_id, reason=reason):
+            return _stop(shard_id, reason, now)
+        case DrainShard():
+            return _drain(action, now)
+        case GiveUpShard():
+            return _give_up(action, now)
+        case StartReplica():
+            return _start(action, now)
+        case Explain():
+            return _explain(action, now)
+        case AskNode():
+            return rollouts.ask(action)
+        case EndRollout():
+            return rollouts.end(action.rollout, action.state, reason=action.reason)
+        case NodeDrained(node=node_id):
+            return _node_drained(node_id)
+        case _:
+            assert_never(action)
+
+
+def _create(action: CreateReplica, now: datetime) -> bool:
+    model = CatalogModel.objects.select_for_update().filter(pk=action.model).first()
+    if model is None:
+        return False
+    revision = ProfileRevision.objects.get(model=model, number=action.revision)
+    replica = Replica.objects.create(
+        model=model, number=action.number, revision=revision, replaces_id=action.replaces, created_at=now
+    )
+    why = "" if replica.replaces is None else f" to take over from {replica.replaces.label}"
+    record("replica_created", f"{replica.label} created{why}", replica_id=replica.pk)
+    return True
+
+
+def _remove(action: RemoveReplica) -> bool:
+    rows = Replica.objects.filter(pk=action.replica).exclude(wish=ReplicaWish.REMOVE)
+    if rows.update(wish=ReplicaWish.REMOVE) != 1:
+        return False
+    replica = Replica.objects.select_related("model").get(pk=action.replica)
+    record("replica_going", f"{replica.label} is to end: {action.reason}", replica_id=replica.pk)
+    return True
+
+
+def _delete(replica_id: int) -> bool:
+    live = Shard.objects.filter(replica_id=replica_id).exclude(state__in=ENDED_SHARD_STATES)
+    replica = Replica.objects.select_for_update().select_related("model").filter(pk=replica_id).first()
+    if replica is None or live.exists():
+        return False
+    record("replica_removed", f"{replica.label} removed")
+    model = replica.model
+    replica.delete()
+    if model.leaving and not Replica.objects.filter(model=model).exists():
+        record("model_deleted", f"{model.name} deleted")
+        model.delete()
+        doorbell.ring_routes()
+    return True
+
+
+def _set_goal(action: SetGoal) -> bool:
+    replica = Replica.objects.select_for_update().select_related("revision").filter(pk=action.replica).first()
+    goal = None if replica is None or replica.revision.number == action.revision else action.revision
+    if replica is None or replica.goal == goal:
+        return False
+    Replica.objects.filter(pk=replica.pk).update(goal=goal)
+    return True
+
+
+def _wanted(shard_id: int) -> Shard | None:
+    shard = Shard.objects.select_for_update().select_related("replica__model").filter(pk=shard_id, wanted=True).first()
+    return None if shard is None or shard.state in ENDED_SHARD_STATES else shard
+
+
+def _stop(shard_id: int, reason: str, now: datetime) -> bool:
+    shard = _wanted(shard_id)
+    if shard is None:
+        return False
+    if shard.state == ShardState.LOST:
+        Shard.objects.filter(pk=shard_id).update(wanted=False)  # nobody is there to stop it; desired state will
+        return True
+    commands.order(shard=shard, kind=CommandKind.STOP, reason=reason)
+    recompute(shard.replica_id, now=now)
+    return True
+
+
+def _drain(action: DrainShard, now: datetime) -> bool:
+    shard = _wanted(action.shard)
+    if shard is None or shard.draining:
+        return False
+    Shard.objects.filter(pk=shard.pk).update(drain_deadline_at=action.deadline_at)
+    shard.drain_deadline_at = action.deadline_at
+    commands.order(shard=shard, kind=CommandKind.DRAIN, reason=action.reason)
+    seconds = (action.deadline_at - now).total_seconds()
+    text = f"{shard.replica.label} drains for at most {seconds:.0f} s: {action.reason}"
+    record("replica_drains", text, replica_id=shard.replica_id, node_id=shard.node_id)
+    recompute(shard.replica_id, now=now)
+    return True
+
+
+def _give_up(action: GiveUpShard, now: datetime) -> bool:
+    """The verdict stands on the shard, so that it counts as a failure however its engine ends."""
+    shard = _wanted(action.shard)
+    if shard is None:
+        return False
+    Shard.objects.filter(pk=shard.pk).update(verdict_code=action.code, verdict=action.reason)
+    commands.order(shard=shard, kind=CommandKind.STOP, reason=action.reason)
+    seen = {
+        "code": action.code,
+        "attempt": shard.epoch,
+        "state": shard.state,
+        "phase": shard.phase,
+        "progress": shard.progress,
+        "running": shard.running,
+        "waiting": shard.waiting,
+        "stalled_at": shard.stalled_at.isoformat() if shard.stalled_at else None,
+        "pids": shard.pids,
+    }
+    record(
+        "replica_given_up",
+        action.reason,
+        severity=Severity.ERROR,
+        replica_id=shard.replica_id,
+        node_id=shard.node_id,
+        data=seen,
+    )
+    recompute(shard.replica_id, now=now)
+    return True
+
+
+def _start(action: StartReplica, now: datetime) -> bool:
+    replica = Replica.objects.select_for_update().select_related("model").get(pk=action.replica)
+    if replica.attempt != action.attempt or replica.wish != ReplicaWish.RUN:
+        return False
+    revision = ProfileRevision.objects.get(model=replica.model, number=action.revision)
+    attempt = replica.attempt + 1
+    placement = action.placement
+    Shard.objects.filter(replica=replica, epoch__lt=attempt).update(wanted=False)
+    Replica.objects.filter(pk=replica.pk, attempt=action.attempt).update(
+        attempt=attempt,
+        revision=revision,
+        goal=None,
+        explanation=None,
+        restart_requested=False,
+        drain_deadline_at=None,
+        next_try_at=None,
+        engine_key=replica.engine_key or secrets.token_urlsafe(24),
+    )
+    meeting = ""
+    if action.rendezvous_port is not None:
+        meeting = placement.head_address or Node.objects.values_list("mgmt_addr", flat=True).get(pk=placement.head.node)
+    for part in placement.shards:
+        shard = Shard.objects.create(
+            replica=replica,
+            rank=part.rank,
+            node_id=part.node,
+            epoch=attempt,
+            fabric_env=dict(part.fabric_env),
+            rendezvous_address=meeting,
+            rendezvous_port=action.rendezvous_port,
+        )
+        Shard.objects.filter(pk=shard.pk).update(state_at=Now())  # the database's clock, by which lateness is judged
+        claims.claim(shard, part.gpus)
+        commands.order(shard=shard, kind=CommandKind.START, reason="placed")
+    cards = f" on {len(placement.gpus)} {placement.gpu_class}" if placement.gpus else ""
+    record(
+        "replica_placed",
+        f"{replica.label}: attempt {attempt} placed on {', '.join(placement.node_names)}{cards}",
+        replica_id=replica.pk,
+        node_id=placement.head.node,
+    )
+    recompute(replica.pk, now=now)
+    return True
+
+
+def _explain(action: Explain, now: datetime) -> bool:
+    rows = Replica.objects.filter(pk=action.replica)
+    rows.update(explanation=action.refusal.to_json(), restart_requested=False)
+    replica = rows.select_related("model").get()
+    record("replica_unplaced", f"{replica.label}: {action.refusal.text}", replica_id=replica.pk)
+    recompute(replica.pk, now=now)
+    return replica.replaces_id is not None  # a substitute without a place goes; else it made no room for anything
+
+
+def _node_drained(node_id: int) -> bool:
+    """Nothing of ours runs there any more. It stays cordoned until a person says otherwise."""
+    node = Node.objects.select_for_update().filter(pk=node_id, drain_deadline_at__isnull=False).first()
+    if node is None or Shard.objects.filter(node=node).exclude(state__in=ENDED_SHARD_STATES).exists():
+        return False
+    Node.objects.filter(pk=node_id).update(drain_deadline_at=None)
+    record("node_drained", f"{node.name} is drained: nothing of ours runs there; it stays cordoned", node_id=node_id)
+    return False

@@ -1,0 +1,377 @@
+"""A schedule of faults from a seed: a minute of trouble, then healing, then the fleet must be as wished or say why not.
+
+Always, in the middle of it too: no card with two engines, no shard with two, no healthy engine ended without a reason.
+"""
+
+import contextlib
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from agent_client.profile import parse_profile
+from agent_client.protocol.states import ENDED_SHARD_STATES, ShardState
+from fleet import snapshots
+from fleet.domain.placement import place
+from fleet.domain.reasons import Refusal
+from fleet.domain.states import NodeStatus, ReplicaState, ReplicaWish, RolloutState
+from fleet.models import CatalogModel, Event, GpuClaim, Node, Replica, Shard
+from fleet.services import operations
+from fleet.services.errors import FleetError
+from tests.simulate.kernel import Broken, EngineProcess
+from tests.simulate.world import World
+
+TROUBLE_SECONDS = 45.0
+HEALING_SECONDS = 450.0  # longer than the longest pause after crashes
+
+
+async def story(world: World) -> None:
+    """One whole schedule; raises Broken."""
+    judge = Judge(world)
+    world.checks.append(judge.look)
+    world.start_web()
+    world.start_worker()
+    for machine in world.machines:
+        world.start_agent(machine)
+    await world.sleep(world.chance.uniform(0.5, 4.0))
+    _wishes(world, judge)
+    await world.sleep(world.chance.uniform(0.0, 12.0))
+    await _trouble(world, judge)
+    heal(world)
+    await settle(world)
+
+
+# -- trouble ---------------------------------------------------------------------------------------------------------
+
+
+async def _trouble(world: World, judge: "Judge") -> None:
+    chance = world.chance
+    until = world.loop.time() + TROUBLE_SECONDS
+    kinds = chance.sample(FAULTS, k=chance.randint(2, 6))
+    while world.loop.time() < until:
+        await world.sleep(chance.uniform(0.2, 6.0))
+        chance.choice(kinds)(world, judge)
+
+
+def _later(world: World, least: float, most: float, call: Callable[..., Any], *args: Any) -> None:
+    world.loop.call_later(world.chance.uniform(least, most), call, *args)
+
+
+def agent_dies(world: World, judge: "Judge") -> None:
+    machine = world.chance.choice(world.machines)
+    world.kill_agent(machine)
+    _later(world, 0.1, 25.0, world.start_agent, machine)
+
+
+def node_reboots(world: World, judge: "Judge") -> None:
+    machine = world.chance.choice(world.machines)
+    world.reboot(machine)
+    _later(world, 1.0, 25.0, world.start_agent, machine)
+
+
+def node_is_cut_off(world: World, judge: "Judge") -> None:
+    count = world.chance.choice([1, 1, 1, 2, len(world.machines)])
+    for machine in world.chance.sample(world.machines, k=count):
+        world.note(f"{machine.name} is cut off")
+        world.network.away.add(machine.name)
+        _later(world, 0.5, 40.0, world.network.away.discard, machine.name)
+
+
+def stream_breaks(world: World, judge: "Judge") -> None:
+    if world.network.streams:
+        stream = world.chance.choice(sorted(world.network.streams, key=lambda each: each.node))
+        half = world.chance.random() < 0.5
+        world.note(f"the stream of {stream.node} {'goes deaf' if half else 'breaks'}")
+        if half:
+            stream.deaf = True
+        else:
+            stream.cut()
+
+
+def frames_are_scrambled(world: World, judge: "Judge") -> None:
+    world.note("frames are doubled and overtake each other")
+    world.network.scramble, world.network.latency = True, 1.5
+
+
+def web_dies(world: World, judge: "Judge") -> None:
+    world.kill_web()
+    _later(world, 0.2, 20.0, world.start_web)
+
+
+def worker_dies(world: World, judge: "Judge") -> None:
+    world.kill_worker()
+    _later(world, 0.2, 20.0, world.start_worker)
+
+
+def control_plane_dies_between_writes(world: World, judge: "Judge") -> None:
+    world.note("the control plane dies after writes")
+    world.crash_share = 0.02
+
+
+def bus_dies(world: World, judge: "Judge") -> None:
+    world.note("the bus is away")
+    world.bus_up = False
+    _later(world, 1.0, 30.0, setattr, world, "bus_up", True)
+
+
+def database_goes(world: World, judge: "Judge") -> None:
+    world.note("the database is away")
+    world.database_away = True
+    _later(world, 0.5, 12.0, setattr, world, "database_away", False)
+
+
+def snapshots_are_old(world: World, judge: "Judge") -> None:
+    world.note("the reconciler decides on old snapshots")
+    world.stale_share = 0.4
+
+
+def clocks_jump(world: World, judge: "Judge") -> None:
+    world.wall_offset += timedelta(seconds=world.chance.choice([-3600, -20, 20, 3600]))
+    world.note(f"the control plane's clock jumps, now off by {world.wall_offset}")
+
+
+def engine_dies(world: World, judge: "Judge") -> None:
+    alive = world.kernel.alive()
+    if alive:
+        engine = world.chance.choice(alive)
+        world.note(f"{engine.label} on {engine.node} dies")
+        engine.stuck_until = 0.0
+        world.kernel.exit(engine, world.chance.choice([0, 1, -9, -11]))
+
+
+def engines_fail_to_load(world: World, judge: "Judge") -> None:
+    world.note("engines fail while they load, or load too long")
+    world.kernel.crash_share = 0.3
+    world.kernel.load_seconds = (0.5, 25.0)
+
+
+def engines_do_not_die(world: World, judge: "Judge") -> None:
+    world.note("engines are deaf to TERM, some do not die for long")
+    world.kernel.deaf_share, world.kernel.stuck_share = 0.5, 0.3
+
+
+def disk_fills(world: World, judge: "Judge") -> None:
+    machine = world.chance.choice(world.machines)
+    world.note(f"the disk of {machine.name} is full")
+    machine.disk_full = True
+    _later(world, 1.0, 30.0, setattr, machine, "disk_full", False)
+
+
+def card_falls_off(world: World, judge: "Judge") -> None:
+    machine = world.chance.choice(world.machines)
+    card = world.chance.choice(machine.uuids)
+    world.note(f"{card} falls off")
+    machine.sick.add(card)
+    _later(world, 5.0, 60.0, machine.sick.discard, card)
+
+
+def ledger_is_lost(world: World, judge: "Judge") -> None:
+    machine = world.chance.choice(world.machines)
+    world.kill_agent(machine)
+    world.note(f"the ledger of {machine.name} is garbage")
+    (machine.folder / "ledger.json").write_bytes(b"garbage")
+    judge.excused.add(machine.name)
+    _later(world, 0.1, 10.0, world.start_agent, machine)
+
+
+def someone_acts(world: World, judge: "Judge") -> None:
+    """An operator's hand, in the middle of it all."""
+    if world.database_away:
+        return
+    chance = world.chance
+    replicas = list(Replica.objects.select_related("model").order_by("pk"))
+    nodes = list(Node.objects.order_by("pk"))
+    model = chance.choice(list(judge.wished))
+    now = world.wall_now()
+    match chance.randint(0, 7):
+        case 0:
+            judge.wish(model, replicas=chance.randint(0, 4))
+        case 1:
+            judge.wish(model, revision=judge.wished[model]["revision"] + 1)
+        case 2 if nodes:
+            node = chance.choice(nodes)
+            world.note(f"{node.name} is {'cordoned' if node.schedulable else 'uncordoned'}")
+            if node.schedulable:
+                operations.cordon_node(node=node, reason="simulated", actor="simulation")
+            else:
+                operations.uncordon_node(node=node, actor="simulation")
+        case 3 if nodes:
+            node = chance.choice(nodes)
+            if node.drain_deadline_at is None:
+                world.note(f"{node.name} is drained")
+                operations.drain_node(
+                    node=node, deadline_seconds=chance.uniform(0, 20), reason="", actor="simulation", now=now
+                )
+            else:
+                world.note(f"the drain of {node.name} is cancelled")
+                operations.cancel_drain(node=node, actor="simulation")
+        case 4 if replicas:
+            replica = chance.choice(replicas)
+            world.note(f"{replica.label} is drained")
+            judge.touched.add(replica.pk)
+            with contextlib.suppress(FleetError):
+                operations.drain_replica(replica=replica, actor="simulation", now=now, deadline_seconds=5.0)
+        case 5 | 6 | 7 if replicas:
+            replica = chance.choice(replicas)
+            wish = chance.choice(["restart", ReplicaWish.STOP, ReplicaWish.RUN])
+            world.note(f"someone says {wish} to {replica.label}")
+            judge.touched.add(replica.pk)
+            with contextlib.suppress(FleetError):  # told in words; the fleet is as it was
+                if isinstance(wish, ReplicaWish):
+                    operations.set_wish(replica=replica, wish=wish, actor="simulation", now=now)
+                else:
+                    operations.restart_replica(replica=replica, actor="simulation", now=now)
+
+
+FAULTS: list[Callable[[World, "Judge"], None]] = [
+    agent_dies,
+    node_reboots,
+    node_is_cut_off,
+    stream_breaks,
+    frames_are_scrambled,
+    web_dies,
+    worker_dies,
+    control_plane_dies_between_writes,
+    bus_dies,
+    database_goes,
+    snapshots_are_old,
+    clocks_jump,
+    engine_dies,
+    engines_fail_to_load,
+    engines_do_not_die,
+    disk_fills,
+    card_falls_off,
+    ledger_is_lost,
+    someone_acts,
+]
+
+
+def heal(world: World) -> None:
+    world.note("everything heals")
+    world.crash_share = world.stale_share = 0.0
+    world.database_away, world.bus_up = False, True
+    world.network.away.clear()
+    world.network.scramble, world.network.latency = False, 0.02
+    world.kernel.crash_share = world.kernel.deaf_share = world.kernel.stuck_share = 0.0
+    world.kernel.load_seconds = (0.5, 6.0)
+    for machine in world.machines:
+        machine.disk_full = False
+        machine.sick.clear()
+        world.start_agent(machine)
+    world.start_web()
+    world.start_worker()
+
+
+# -- what must hold --------------------------------------------------------------------------------------------------
+
+
+def _wishes(world: World, judge: "Judge") -> None:
+    judge.wish("a", replicas=world.chance.randint(1, 3), cards=world.chance.choice([1, 2]))
+    if world.chance.random() < 0.5:
+        judge.wish("group", nodes=2, cards=4)
+    judge.wish("b", replicas=world.chance.randint(1, 3), cards=world.chance.choice([1, 2, 4]))
+
+
+class Judge:
+    """Looks at every step; what only a person's wish or a lost node explains is not held against the fleet."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.wished: dict[str, dict[str, int]] = {}
+        self.touched: set[int] = set()  # replicas that someone stopped, started or restarted
+        self.excused: set[str] = set()  # nodes whose ledger was lost
+        self._judged = 0
+
+    def wish(self, name: str, **changes: int) -> None:
+        new = {"replicas": 1, "cards": 1, "revision": 1, "nodes": 1, **self.wished.get(name, {}), **changes}
+        if self._world.database_away:
+            return
+        self.wished[name] = new
+        self._world.wish(name, **new)
+
+    def look(self) -> None:
+        """Engines that were told to end while they were healthy, one by one."""
+        ended = self._world.kernel.ended
+        for engine in ended[self._judged :]:
+            self._judge_end(engine)
+        self._judged = len(ended)
+
+    def _judge_end(self, engine: EngineProcess) -> None:
+        uid, _, rank = engine.shard.rpartition("/")
+        replica = Replica.objects.select_related("model", "revision").filter(uid=uid).first()
+        if replica is None or replica.wish != ReplicaWish.RUN or replica.pk in self.touched:
+            return
+        wished = self.wished[replica.model.name]
+        if wished["revision"] > 1 or engine.node in self.excused:
+            return
+        if Event.objects.filter(kind="node_lost", node__shards__replica=replica).exists():
+            return
+        if Node.objects.filter(shards__replica=replica, drain_deadline_at__isnull=False).exists():
+            return  # all of it leaves, wherever its other ranks are
+        others = Shard.objects.filter(replica=replica, epoch=engine.epoch).exclude(rank=int(rank))
+        if any(each.state in ENDED_SHARD_STATES or each.state == ShardState.LOST for each in others):
+            return  # a rank is gone, so the whole replica begins anew
+        shard = Shard.objects.filter(replica=replica, rank=int(rank), epoch=engine.epoch).first()
+        if shard is not None and shard.state == ShardState.FAILED:
+            return  # it did not become ready within its time, and that is why
+        raise Broken(f"{engine.node}: the healthy {replica.label} ({engine.label}) was ended, and nothing asked for it")
+
+
+async def settle(world: World) -> None:
+    """Everything must become as wished, or say why not, within the healing time; and stay so."""
+    until = world.loop.time() + HEALING_SECONDS
+    wrong = "nothing was looked at"
+    while world.loop.time() < until:
+        await world.sleep(2.0)
+        wrong = unsettled(world)
+        if not wrong:
+            await world.sleep(6.0)
+            if not (wrong := unsettled(world)):
+                return
+    raise Broken(f"not settled after {HEALING_SECONDS:.0f} s: {wrong}")
+
+
+def unsettled(world: World) -> str:
+    """What still differs from the wish, or nothing."""
+    for node in Node.objects.all():
+        if node.status != NodeStatus.READY:
+            return f"{node.name} is {node.status}"
+    running = {(e.node, e.label) for e in world.kernel.alive()}
+    expected = set()
+    for replica in Replica.objects.select_related("model").prefetch_related("shards__node"):
+        if wrong := _of_replica(replica):
+            return wrong
+        expected |= {
+            (shard.node.name, f"{replica.uid}/{shard.rank}@{shard.epoch}")
+            for shard in replica.shards.all()
+            if shard.state == ShardState.READY
+        }
+    if running != expected:
+        return f"runs {sorted(running - expected)} without a row, and rows {sorted(expected - running)} without it"
+    ended = Shard.objects.filter(state__in=ENDED_SHARD_STATES)
+    if GpuClaim.objects.filter(released_at__isnull=True, shard__in=ended).exists():
+        return "an ended shard holds cards"
+    for model in CatalogModel.objects.all():
+        kept = Replica.objects.filter(model=model).exclude(wish=ReplicaWish.REMOVE).count()
+        if kept != model.replicas:
+            return f"{model.name} has {kept} replicas, {model.replicas} are wished"
+    return ""
+
+
+def _revision(model: CatalogModel) -> int:
+    """What its replicas should run: what they went back to when the newest failed, which the rollout says."""
+    latest = model.rollouts.first()
+    return latest.origin if latest is not None and latest.state == RolloutState.FAILED else model.revision
+
+
+def _of_replica(replica: Replica) -> str:
+    what = f"{replica.label} is {replica.state}: {replica.reason}"
+    if replica.wish == ReplicaWish.STOP:
+        return "" if replica.state == ReplicaState.STOPPED else what
+    if replica.wish == ReplicaWish.REMOVE:
+        return what
+    if replica.state == ReplicaState.READY:
+        return "" if replica.revision.number == _revision(replica.model) else f"{what} (an old revision)"
+    if replica.state != ReplicaState.PENDING or not replica.explanation:
+        return what
+    found = place(snapshots.load(), parse_profile(replica.model.profile))
+    return "" if isinstance(found, Refusal) else f"{what}, but placement finds {found.node_names}"

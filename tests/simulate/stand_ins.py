@@ -1,0 +1,141 @@
+"""Everything that the simulation stands in for, by name: clocks, sockets, kernels, hardware, chance."""
+
+import asyncio
+import contextlib
+import logging
+import random
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from datetime import datetime
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from django.conf import settings
+from django.db import connection
+
+from agent_client.ledger import Ledger
+from fleet.models import Node, Replica
+from tests.simulate.loop import PROCESS
+from tests.simulate.machine import Machine
+
+if TYPE_CHECKING:
+    from tests.simulate.world import World
+
+#: A tenth of the defaults, so that a schedule holds what matters of hours.
+FLEET = {
+    "heartbeat_seconds": 1.0,
+    "unreachable_after_seconds": 4.0,
+    "lost_after_seconds": 15.0,
+    "start_grace_seconds": 5.0,
+    "brake_share": 0.4,
+    "brake_nodes": 3,
+    "loss_spacing_seconds": 2.0,
+    "report_seconds": 20.0,
+    "join_secret": "simulated",
+    "insecure_agents": False,
+}
+
+
+@contextlib.contextmanager
+def patched(world: "World") -> Iterator[None]:
+    """Everything that the simulation stands in for, by name."""
+    kernel, chance = world.kernel, world.chance
+    time = SimpleNamespace(monotonic=world.loop.time)
+
+    async def deaf(pump: Any) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    def node() -> Machine:
+        process = PROCESS.get()
+        assert process is not None
+        return process.node  # type: ignore[no-any-return]
+
+    def full_disk(ledger: Any) -> None:
+        if node().disk_full:
+            raise OSError(28, "No space left on device")
+        save(ledger)
+
+    def new_uuid() -> uuid.UUID:
+        return uuid.UUID(int=chance.getrandbits(128), version=4)
+
+    save = Ledger._save
+    with ExitStack() as stack:
+        for target, name, new in [
+            ("django.utils.timezone", "now", world.wall_now),
+            ("fleet.agents.consumer", "time", time),
+            ("fleet.agents.consumer", "in_database", world.in_database),
+            ("fleet.agents.pump", "in_database", world.in_database),
+            ("fleet.agents.pump.Pump", "_listen", deaf),
+            ("fleet.doorbell", "_publish", world.publish),
+            ("fleet.doorbell", "_queue_reconcile", world.queue_reconcile),
+            ("fleet.services.reconciler", "load_wishes", world.wishes),
+            ("fleet.services.reconciler", "_do", world.do),
+            ("agent_client.link", "connect", world.network.connect),
+            ("agent_client.link", "time", time),
+            ("agent_client.app", "time", time),
+            ("agent_client.app", "boot_id", lambda: node().boot_id),
+            ("agent_client.app", "machine_id", lambda: f"machine-{node().name}"),
+            ("agent_client.app", "Discovery", lambda options: SimpleNamespace(look=node().inventory)),
+            ("agent_client.app", "signal", SimpleNamespace(SIGTERM=15, SIGINT=2)),
+            ("agent_client.preflight", "available_engines", lambda config: {"echo": "", "vllm": ""}),
+            ("agent_client.preflight", "command_for", lambda config, kind: ()),
+            ("agent_client.preflight", "check", lambda *args: None),
+            ("agent_client.preflight", "free_port", kernel.free_port),
+            ("agent_client.probes", "ready", world.ready),
+            ("agent_client.probes", "load", lambda endpoint, **_: SimpleNamespace(running=0, waiting=0)),
+            ("agent_client.ledger.Ledger", "_save", full_disk),
+            ("agent_client.supervisor.processes", "start_time", kernel.start_time),
+            ("agent_client.supervisor.processes", "marked", kernel.marked),
+            ("agent_client.supervisor.processes", "signal_all", kernel.signal_all),
+            ("agent_client.supervisor.processes", "signal_group", kernel.signal_group),
+            ("agent_client.supervisor.engine", "subprocess", SimpleNamespace(Popen=kernel.popen, DEVNULL=-3)),
+            ("platform", "platform", lambda: "simulated"),
+            ("os", "pidfd_open", kernel.pidfd_open),
+            ("os", "getpgid", lambda pid: pid),
+            ("os", "fsync", lambda handle: None),
+            ("secrets", "token_urlsafe", lambda size=32: f"{chance.getrandbits(size * 8):x}"),
+        ]:
+            stack.enter_context(patch(f"{target}.{name}", new))
+        stack.enter_context(patch.dict(settings.FLEET, FLEET))
+        for model in (Node, Replica):
+            stack.enter_context(_default(model._meta.get_field("uid"), new_uuid))
+        stack.enter_context(_clock(world.database_now))
+        stack.enter_context(_quiet())
+        random.seed(world.seed)
+        yield
+
+
+@contextlib.contextmanager
+def _default(field: Any, new: Any) -> Iterator[None]:
+    before = field.default
+    field.default = new
+    field.__dict__.pop("_get_default", None)
+    try:
+        yield
+    finally:
+        field.default = before
+        field.__dict__.pop("_get_default", None)
+
+
+@contextlib.contextmanager
+def _clock(now: Callable[[], datetime]) -> Iterator[None]:
+    """SQLite's own clock, which is all that judges liveness."""
+    connection.ensure_connection()
+    real = connection.connection
+    real.create_function("strftime", 2, lambda text, what: now().strftime("%Y-%m-%d %H:%M:%S.%f")[:-3])
+    try:
+        yield
+    finally:
+        real.create_function("strftime", 2, None)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)

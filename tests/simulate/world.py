@@ -1,0 +1,287 @@
+"""The whole house in one thread: the real agent, session, consumer, services, reconciler and placement.
+
+Simulated are the clock, the network, the machines' kernels and hardware, and the database's clock; a seed decides
+everything that is left to chance, so a seed replays exactly.
+"""
+
+import asyncio
+import contextlib
+import random
+import tempfile
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from django.db import OperationalError, connection
+
+from agent_client.app import Agent
+from agent_client.config import AgentConfig
+from agent_client.profile import parse_entry
+from fleet import doorbell
+from fleet.agents import pump as pump_module
+from fleet.agents.consumer import AgentConsumer
+from fleet.services import catalog, liveness, reconciler
+from tests.simulate.kernel import Kernel
+from tests.simulate.loop import PROCESS, Process, VirtualLoop
+from tests.simulate.machine import GPU_CLASS, Machine
+from tests.simulate.network import Network
+from tests.simulate.stand_ins import FLEET, patched
+
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+RECONCILE_SECONDS = 2.0
+JUDGE_SECONDS = 1.0
+
+
+class Died(BaseException):
+    """The process that runs this was killed in the middle."""
+
+
+class World:
+    def __init__(self, seed: int, *, nodes: int, cards: int, folder: Path) -> None:
+        self.seed = seed
+        self.chance = random.Random(seed)
+        self.loop = VirtualLoop()
+        self.kernel = Kernel(self.loop, self.chance)
+        self.network = Network(self.loop, self.chance)
+        self.network.consumer = AgentConsumer
+        self.machines = [Machine(f"gpu-{n:02d}", cards, folder / f"gpu-{n:02d}") for n in range(1, nodes + 1)]
+        self.web: Process | None = None
+        self.worker: Process | None = None
+        self.bus_up = True
+        self.database_away = False
+        self.wall_offset = timedelta()
+        self.crash_share = 0.0  # of the control plane's writes, after which its process is gone
+        self.stale_share = 0.0  # of the reconciler's ticks, which decide on an old snapshot
+        self.over = False
+        self.processes: list[Process] = []
+        self.checks: list[Callable[[], None]] = []
+        self.log: list[str] = []
+        self._rung: asyncio.Event | None = None
+        self._load, self._really_do = reconciler.load_wishes, reconciler._do
+        self._old_wishes: Any = None
+
+    def note(self, text: str) -> None:
+        self.log.append(f"{self.loop.time() - 1000:7.2f} {text}")
+
+    # -- clocks ------------------------------------------------------------------------------------------------------
+
+    def database_now(self) -> datetime:
+        return BEGIN + timedelta(seconds=self.loop.time())
+
+    def wall_now(self) -> datetime:
+        return self.database_now() + self.wall_offset
+
+    # -- processes ---------------------------------------------------------------------------------------------------
+
+    def spawn(self, process: Process, work: Any) -> None:
+        self.processes.append(process)
+        token = PROCESS.set(process)
+        try:
+            task = self.loop.create_task(work)
+            task.add_done_callback(self._ended)
+            process.tasks.append(task)
+        finally:
+            PROCESS.reset(token)
+
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        """What a process runs goes on for ever: an end is a mistake of the code or of the simulation."""
+        if not task.cancelled() and not self.over:
+            error = task.exception() or AssertionError(f"{task} ended")
+            self.loop.errors.append({"message": str(error), "exception": error})
+
+    def start_agent(self, machine: Machine) -> None:
+        if machine.agent is not None and not machine.agent.dead:
+            return
+        machine.agent = Process(f"agent-{machine.name}", machine)
+        self.note(f"agent of {machine.name} starts")
+        self.spawn(machine.agent, self._agent(machine))
+
+    async def _agent(self, machine: Machine) -> None:
+        config = AgentConfig(
+            server="ws://127.0.0.1:1",
+            node_id=machine.name,
+            mgmt_addr="127.0.0.1",
+            state_dir=machine.folder,
+            join_secret=FLEET["join_secret"],  # type: ignore[arg-type]
+        )
+        machine.folder.mkdir(exist_ok=True)
+        await Agent(config).run(stop_engines=False)
+
+    def kill_agent(self, machine: Machine) -> None:
+        if machine.agent is not None and not machine.agent.dead:
+            self.note(f"agent of {machine.name} is killed")
+            machine.agent.dead = True
+            for stream in [each for each in self.network.streams if each.node == machine.name]:
+                stream.cut()
+
+    def reboot(self, machine: Machine) -> None:
+        self.kill_agent(machine)
+        self.note(f"{machine.name} reboots")
+        for engine in self.kernel.alive(machine.name):
+            engine.stuck_until = 0.0
+            self.kernel.exit(engine, -9)
+        machine.boots += 1
+
+    def start_web(self) -> None:
+        if self.web is None or self.web.dead:
+            self.note("web starts")
+            pump_module._pumps().clear()
+            self.web = self.network.listener = Process("web")
+            self.processes.append(self.web)
+
+    def kill_web(self) -> None:
+        if self.web is not None and not self.web.dead:
+            self.note("web is killed")
+            self.web.dead = True
+            for stream in list(self.network.streams):
+                stream.cut()
+
+    def start_worker(self) -> None:
+        if self.worker is None or self.worker.dead:
+            self.note("worker starts")
+            self.worker = Process("worker")
+            self._rung = asyncio.Event()
+            self.spawn(self.worker, self._reconcile())
+            self.spawn(self.worker, self._judge())
+
+    def kill_worker(self) -> None:
+        if self.worker is not None and not self.worker.dead:
+            self.note("worker is killed")
+            self.worker.dead = True
+
+    async def _reconcile(self) -> None:
+        assert self._rung
+        number = 0
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._rung.wait(), RECONCILE_SECONDS)
+            await asyncio.sleep(0.02)
+            self._rung.clear()
+            number += 1
+            try:
+                if not self.database_away:
+                    reconciler.run(holder=f"worker-{id(self.worker)}-{number}", now=self.wall_now())
+            except Died:
+                self.kill_worker()
+                self.loop.call_later(self.chance.uniform(0.5, 5.0), self.start_worker)
+                await self.loop.create_future()
+
+    async def _judge(self) -> None:
+        while True:
+            await asyncio.sleep(JUDGE_SECONDS)
+            if not self.database_away:
+                liveness.run(now=self.wall_now())
+
+    # -- what stands in for I/O --------------------------------------------------------------------------------------
+
+    async def in_database(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        await asyncio.sleep(0.001)
+        if self.database_away or self.over:
+            raise OperationalError("simulated")
+        result = function(*args, **kwargs)
+        if self.crash_share and self.chance.random() < self.crash_share:
+            self.kill_web()
+            self.loop.call_later(self.chance.uniform(0.5, 5.0), self.start_web)
+            await self.loop.create_future()
+        return result
+
+    def publish(self, channel: str, payload: list[int]) -> None:
+        if self.bus_up and channel == doorbell.NODES_CHANNEL:
+            self.loop.call_later(0.005, self._wake, payload)
+
+    def _wake(self, payload: list[int]) -> None:
+        for pump in list(pump_module._pumps().values()):
+            if self.web is not None and not self.web.dead:
+                pump._wake(payload)
+
+    def queue_reconcile(self) -> None:
+        if self.bus_up and self._rung is not None:
+            self._rung.set()
+
+    def wishes(self) -> Any:
+        fresh = self._load()
+        old, self._old_wishes = self._old_wishes, fresh
+        if old is not None and self.chance.random() < self.stale_share:
+            return old
+        return fresh
+
+    def do(self, action: Any, now: Any) -> bool:
+        done = self._really_do(action, now)
+        if self.crash_share and self.chance.random() < self.crash_share * 4:
+            raise Died
+        return done
+
+    def ready(self, endpoint: str, readiness: Any, **_: Any) -> bool:
+        engine = self.kernel.at(int(endpoint.rpartition(":")[2]))
+        return engine is not None and self.kernel.healthy(engine)
+
+    # -- wishes ------------------------------------------------------------------------------------------------------
+
+    def wish(self, name: str, *, replicas: int, cards: int, revision: int, nodes: int) -> None:
+        """`cards` over all `nodes`."""
+        kind = {"engine": "echo", "gpus": cards}
+        if nodes > 1:
+            kind = {"engine": "vllm", "model": "/models/m", "tensor_parallel": cards, "nodes": nodes, "nvlink": "off"}
+        profile = {
+            **kind,
+            "gpu_class": [GPU_CLASS],
+            "env": {"REVISION": str(revision)},
+            "start_timeout_seconds": 20,
+            "drain_timeout_seconds": 3,
+            "stop_grace_seconds": 2,
+        }
+        self.note(f"wish: {replicas} x {name} on {cards} cards of {nodes} nodes, revision {revision}")
+        entry = parse_entry({"name": name, "replicas": replicas, "profile": profile})
+        catalog.save_entry(entry, actor="simulation")
+
+    # -- the run -----------------------------------------------------------------------------------------------------
+
+    def run(self, story: Callable[["World"], Any]) -> None:
+        """Run one story to its end; what it broke is raised."""
+        with patched(self):
+            asyncio.set_event_loop(self.loop)
+            try:
+                self.loop.run_until_complete(story(self))
+            finally:
+                self._end()
+                asyncio.set_event_loop(None)
+
+    def _end(self) -> None:
+        """Unwind what still waits, with the world standing still: nothing of it changes anything any more."""
+        self.over = True
+        self.loop.set_exception_handler(lambda loop, context: None)
+        for process in self.processes:
+            process.dead = False
+            for call in process.dropped:
+                self.loop.call_soon(call)
+        tasks = asyncio.all_tasks(self.loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            self.loop.run_until_complete(asyncio.wait(tasks, timeout=600))
+        self.loop.close()
+
+    async def sleep(self, seconds: float) -> None:
+        """Time passes; what must always hold is looked at again and again."""
+        until = self.loop.time() + seconds
+        while self.loop.time() < until:
+            await asyncio.sleep(min(0.25, until - self.loop.time()))
+            for check in self.checks:
+                check()
+            if self.loop.errors:
+                raise self.loop.errors[0].get("exception") or AssertionError(self.loop.errors[0]["message"])
+
+
+@contextlib.contextmanager
+def world(seed: int, *, nodes: int = 4, cards: int = 4) -> Iterator[World]:
+    """A world on an empty database."""
+    from django.apps import apps
+
+    with connection.constraint_checks_disabled():
+        for model in apps.get_app_config("fleet").get_models():
+            model._base_manager.all()._raw_delete(connection.alias)
+        with connection.cursor() as cursor:
+            cursor.execute("DELETE FROM sqlite_sequence")  # keys too begin anew: some sets are in their order
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield World(seed, nodes=nodes, cards=cards, folder=Path(folder))
