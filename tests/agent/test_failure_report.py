@@ -121,7 +121,7 @@ def test_short_secrets_are_left_alone_and_long_ones_go_first() -> None:
 
 
 def test_causes_that_another_node_may_not_have_are_known_to_the_server() -> None:
-    from fleet.snapshots import NODE_LOCAL
+    from fleet.wishes import NODE_LOCAL
 
     assert NODE_LOCAL >= NODE_LOCAL_CAUSES
     assert "shm-too-small" in NODE_LOCAL
