@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from fleet.domain.fit import take
+from fleet.domain.placement_bare import fabrics_of, fits
 from fleet.domain.placement_filters import against, engine, labels, neighbours, standing
 from fleet.domain.placement_groups import networks
 from fleet.domain.placement_index import slot_of
@@ -115,6 +116,9 @@ def _network(ask: Ask, node: NodeView) -> NodeRefusal:
 def _most(ask: Ask, node: NodeView, names: list[str], racks: list[str]) -> tuple[str, int]:
     """The network of a node on which most nodes have room, and how many these are."""
     best = (-1, "")
+    if ask.shape.cards == 0:
+        bare = [other for other in ask.index.nodes.values() if fits(ask, other)]
+        best = max(((sum(name in fabrics_of(other) for other in bare), name) for name in names), default=best)
     for gpu_class in ask.classes:
         if gpu_class in ask.index.slots.get(node.pk, {}):
             fabrics, of_racks = networks(Scale(ask.index, gpu_class, ask.shape))
