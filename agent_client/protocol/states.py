@@ -43,6 +43,7 @@ class FailureCode(StrEnum):
     STATE_UNWRITABLE = "state_unwritable"  # the agent can't remember what it would start, so it starts nothing
     STALE_ORDER = "stale_order"  # an order with an epoch below the highest seen
     LOST_TRACK = "lost_track"  # the engine ended while no agent watched
+    AGENT_ERROR = "agent_error"  # a mistake of the agent's own
     SECRET_MISSING = "secret_missing"  # noqa: S105  (a code, not a secret)
 
 

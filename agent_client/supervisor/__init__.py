@@ -11,7 +11,7 @@ import hashlib
 import logging
 import os
 import signal
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,8 @@ from agent_client.supervisor.evidence import (
 from agent_client.supervisor.launching import base_environment, launch_spec, read_secrets
 
 log = logging.getLogger(__name__)
+
+STRAY_GRACE_SECONDS = 0.5
 
 
 class OrderRefused(Exception):
@@ -146,10 +148,10 @@ class Supervisor:
             if entry.boot_id == self._boot_id and processes.same_process(entry.pid, entry.start_time):
                 engine.state = ShardState.READY if entry.ready else ShardState.LOADING
                 watch_exit(engine)
-                engine.task = self._spawn_task(self._live(engine))
+                engine.task = self._spawn_task(self._guarded(engine, self._live(engine)))
                 log.info("engine.adopted shard=%s epoch=%d pid=%d", entry.shard, entry.epoch, entry.pid)
             else:
-                engine.task = self._spawn_task(self._clean_up_dead(engine))
+                engine.task = self._spawn_task(self._guarded(engine, self._clean_up_dead(engine)))
 
     def _find_unrecorded(self, entry: Entry, found: Mapping[int, str]) -> None:
         """The agent died between the spawn and its record: the oldest process with the mark is the engine."""
@@ -203,7 +205,7 @@ class Supervisor:
             raise OrderRefused(FailureCode.INVALID_PROFILE, str(error)) from None
         engine = Engine(shard=order.shard, epoch=order.epoch, spec=order.spec, profile=profile)
         self._engines[order.shard] = engine
-        engine.task = self._spawn_task(self._run(engine, current))
+        engine.task = self._spawn_task(self._guarded(engine, self._run(engine, current)))
 
     async def stop(self, shard: str, epoch: int, *, grace_seconds: float | None, reason: str) -> None:
         """End an engine. Of a newer epoch than the order's it changes nothing; of one that is gone it says so."""
@@ -234,9 +236,22 @@ class Supervisor:
 
     # -- one engine's life --------------------------------------------------------------------------------------------
 
+    async def _guarded(self, engine: Engine, life: Coroutine[Any, Any, None]) -> None:
+        """A mistake of the agent's ends one engine with its reason: nothing may seem to be under way for ever."""
+        try:
+            await life
+        except Exception as error:
+            log.exception("engine.agent_error shard=%s epoch=%d", engine.shard, engine.epoch)
+            await end(engine, self._tools, grace_seconds=0.0)
+            if not engine.ended:
+                text = f"cannot go on with {engine.spec.replica}: {type(error).__name__}: {error}"
+                hint = "a mistake of the agent: its log says more"
+                self._finish(engine, ShardState.FAILED, FailureCode.AGENT_ERROR.value, text, hint)
+
     async def _run(self, engine: Engine, older: Engine | None) -> None:
         if older is not None and not older.ended:
             await self._stop_now(older, older.profile.stop_grace_seconds, "replaced by a newer order")
+        await self._until_no_strays(engine)
         if engine.stopping:
             return self._finish(engine, ShardState.STOPPED, "", "stopped before it started")
         engine.move(ShardState.VALIDATING, self._tools)
@@ -372,16 +387,27 @@ class Supervisor:
     # -- inside -------------------------------------------------------------------------------------------------------
 
     async def _end_strays(self) -> None:
-        """Marked processes that no engine here accounts for: left by a lost ledger or an older epoch."""
-        known = {f"{engine.shard}@{engine.epoch}" for engine in self._engines.values()}
-        found = await asyncio.to_thread(processes.marked, self._mark)
-        strays = [pid for pid, label in found.items() if label not in known]
-        if strays:
+        """Ask what no engine here accounts for to end: processes left by a lost ledger or an older epoch."""
+        if strays := await self._strays():
             log.warning("engine.strays pids=%s", strays)
             processes.signal_all(strays, signal.SIGTERM)
-            await asyncio.sleep(0.5)
-            left = await asyncio.to_thread(processes.marked, self._mark)
-            processes.signal_all([pid for pid in strays if pid in left], signal.SIGKILL)
+            await asyncio.sleep(STRAY_GRACE_SECONDS)
+
+    async def _until_no_strays(self, engine: Engine) -> None:
+        """Their cards are not free while they live, whatever the books say: nothing is started before."""
+        while (strays := await self._strays()) and not engine.stopping:
+            processes.signal_all(strays, signal.SIGKILL)
+            names = ", ".join(map(str, strays))
+            text = f"{engine.spec.replica} waits until processes {names} of an earlier engine have ended"
+            if engine.state is not ShardState.VALIDATING or engine.detail != text:
+                engine.move(ShardState.VALIDATING, self._tools, detail=text)
+            await asyncio.sleep(STRAY_GRACE_SECONDS)
+
+    async def _strays(self) -> list[int]:
+        found = await asyncio.to_thread(processes.marked, self._mark)
+        known = {f"{engine.shard}@{engine.epoch}" for engine in self._engines.values()}
+        known |= {f"{entry.shard}@{entry.epoch}" for entry in self._ledger.entries.values()}
+        return sorted(pid for pid, label in found.items() if label not in known)
 
     def _changed(self, engine: Engine) -> None:
         log.info(

@@ -19,7 +19,7 @@ from agent_client.ledger import Entry, Ledger
 from agent_client.profile import ProfileError, parse_profile
 from agent_client.protocol.messages import DesiredShard, ShardReport, ShardSpec
 from agent_client.protocol.states import FailureCode, ShardState
-from agent_client.supervisor import NodeTools, OrderRefused, Supervisor
+from agent_client.supervisor import NodeTools, OrderRefused, Supervisor, processes
 from tests.e2e.harness import ROOT, STANDIN, free_port
 
 OPTIONS = {
@@ -233,6 +233,31 @@ async def test_a_start_that_never_gets_ready_has_a_deadline(node: Node) -> None:
     await node.supervisor.start(order(extra_args=["--load-seconds", "60"], start_timeout_seconds=1))
     report = await node.until(ShardState.FAILED)
     assert report.code == FailureCode.START_TIMEOUT
+
+
+async def test_a_mistake_of_the_agent_ends_the_engine_with_its_reason(node: Node, monkeypatch: Any) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("simulated")
+
+    monkeypatch.setattr("agent_client.supervisor.spawn", broken)
+    await node.supervisor.start(order())
+    report = await node.until(ShardState.FAILED)
+    assert report.code == FailureCode.AGENT_ERROR
+    assert "simulated" in report.detail
+
+
+async def test_nothing_starts_while_a_process_without_an_owner_lives(node: Node, monkeypatch: Any) -> None:
+    """Its cards are not free, whatever the books say."""
+    looks = [{77: "old/0@1"}, {77: "old/0@1"}, {}]
+    monkeypatch.setattr("agent_client.supervisor.STRAY_GRACE_SECONDS", 0.01)
+    real = processes.marked
+    monkeypatch.setattr(processes, "marked", lambda mark: looks.pop(0) if looks else real(mark))
+    monkeypatch.setattr(processes, "signal_all", lambda pids, number: None)
+    await node.supervisor.start(order())
+    await node.until(ShardState.READY)
+    waited = [report.detail for report in node.reports if report.state is ShardState.VALIDATING]
+    assert waited[0] == "m/1 waits until processes 77 of an earlier engine have ended"
+    monkeypatch.undo()
 
 
 async def test_older_orders_are_refused_and_newer_ones_replace(node: Node) -> None:
