@@ -42,6 +42,8 @@ def run_inventory(args: argparse.Namespace, options: DiscoveryOptions) -> int:
         data = discovery.look().to_json()
         if data["error"]:
             sys.stderr.write(f"{data['error']}\n")
+        if args.ib_root and not Path(args.ib_root).is_dir():
+            sys.stderr.write(f"cannot read adapters from {args.ib_root}: it is no folder; give one as --ib-root\n")
         if args.json:  # one line a look when it goes on, so that programs can read it
             sys.stdout.write(json.dumps(data, indent=None if args.watch else 2) + "\n")
         else:
