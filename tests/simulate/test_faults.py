@@ -142,7 +142,7 @@ def test_an_operator_may_accept_the_loss_that_the_brake_holds() -> None:
         await until(w, 8 * MINUTE, liveness.eviction_held)
         named = liveness.accept_losses(actor="ops")
         assert set(named) == lost
-        await until(w, MINUTE, lambda: Node.objects.filter(status=NodeStatus.LOST).count() == len(lost))
+        await until(w, 6 * MINUTE, lambda: Node.objects.filter(status=NodeStatus.LOST).count() == len(lost))
         await until(w, 2 * MINUTE, lambda: Replica.objects.filter(state=ReplicaState.READY).count() == 4)
         assert not lost & set(Shard.objects.filter(state="ready").values_list("node__name", flat=True))
 
