@@ -45,6 +45,8 @@ from agent_client.supervisor import NodeTools, OrderRefused, Supervisor
 
 log = logging.getLogger(__name__)
 
+REPORT_STEP_SECONDS = 5.0
+
 
 class Agent:
     def __init__(self, config: AgentConfig) -> None:
@@ -146,11 +148,17 @@ class Agent:
             self._link.send(Heartbeat(desired_revision=self._applied, inventory_stale_seconds=stale))
 
     async def _report_often(self) -> None:
+        loop = asyncio.get_running_loop()
+        reported = loop.time()
         while True:
+            # In steps: a new registration may have brought a shorter interval.
+            left = reported + self._report_seconds - loop.time()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._look.wait(), self._report_seconds)
-            self._look.clear()
-            await self._report(force=False)
+                await asyncio.wait_for(self._look.wait(), min(max(left, 0.0), REPORT_STEP_SECONDS))
+            if self._look.is_set() or loop.time() >= reported + self._report_seconds:
+                self._look.clear()
+                reported = loop.time()
+                await self._report(force=False)
 
     async def _report(self, *, force: bool) -> None:
         inventory = self._inventory

@@ -210,9 +210,9 @@ class Supervisor:
     async def stop(self, shard: str, epoch: int, *, grace_seconds: float | None, reason: str) -> None:
         """End an engine. Of a newer epoch than the order's it changes nothing; of one that is gone it says so."""
         engine = self._engines.get(shard)
-        if engine is None or (engine.ended and engine.epoch == epoch):
+        if engine is None or engine.ended or engine.epoch < epoch:  # nothing of that epoch ever came, or it has ended
             self._on_report(ShardReport(shard=shard, epoch=epoch, state=ShardState.STOPPED, detail=reason))
-        elif engine.epoch <= epoch:
+        if engine is not None and not engine.ended and engine.epoch <= epoch:
             grace = engine.profile.stop_grace_seconds if grace_seconds is None else grace_seconds
             self._begin_stop(engine, grace, reason)
 

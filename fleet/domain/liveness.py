@@ -29,7 +29,7 @@ class Limits:
 class Verdict:
     unreachable: tuple[NodeSilence, ...] = ()
     lost: tuple[NodeSilence, ...] = ()
-    held: tuple[NodeSilence, ...] = ()  # would be lost, but for the brake
+    held: tuple[NodeSilence, ...] = ()  # silent together with most of the fleet: none of them is lost for that
     deaf: bool = False  # nothing is judged: we may be the silent ones
 
 
@@ -42,11 +42,14 @@ def judge(
     *,
     listening_for: float | None,
     since_last_loss: float | None,
+    since_hold: float | None = None,
     limits: Limits,
 ) -> Verdict:
     """`listening_for`: seconds for which a fresh listener has been up without a gap; None without one.
 
-    Silence counts from then on alone: what was said while nobody could hear it is no sign of death.
+    Silence counts from then on alone: what was said while nobody could hear it is no sign of death. In the same way a
+    node that was silent with most of the fleet has all its time again from the hold's end (`since_hold`, in seconds;
+    None: there was none), since they come back one after another.
     """
     if listening_for is None or listening_for < limits.start_grace:
         return Verdict(deaf=True)
@@ -57,13 +60,15 @@ def judge(
     ]
     silent = [n for n in judged if n.silent_seconds >= limits.unreachable_after]
     unreachable = tuple(n for n in silent if n.status is not NodeStatus.UNREACHABLE)
+    calm_for = listening_for if since_hold is None else since_hold
     gone = sorted(
         (n for n in silent if n.status is NodeStatus.UNREACHABLE and n.silent_seconds >= limits.lost_after),
         key=lambda n: (-n.silent_seconds, n.name),
     )
     accepted = [n for n in gone if n.accepted]
-    others = [n for n in gone if not n.accepted]
     if len(silent) >= limits.brake_nodes and len(silent) >= limits.brake_share * len(judged):
-        return Verdict(unreachable=unreachable, lost=tuple(accepted), held=tuple(others))
-    may = since_last_loss is None or since_last_loss >= limits.loss_spacing
+        held = tuple(n for n in silent if not n.accepted)
+        return Verdict(unreachable=unreachable, lost=tuple(accepted), held=held)
+    may = calm_for >= limits.lost_after and (since_last_loss is None or since_last_loss >= limits.loss_spacing)
+    others = [n for n in gone if not n.accepted]
     return Verdict(unreachable=unreachable, lost=(*accepted, *(others[:1] if may else ())))

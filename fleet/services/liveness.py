@@ -30,7 +30,13 @@ def run(*, now: datetime) -> None:
         brake_nodes=conf.brake_nodes,
         loss_spacing=conf.loss_spacing.total_seconds(),
     )
-    verdict = judge(_silences(), listening_for=_listening_for(), since_last_loss=_since_last_loss(now), limits=limits)
+    verdict = judge(
+        _silences(),
+        listening_for=_listening_for(),
+        since_last_loss=_since(["node_lost"], now),
+        since_hold=0.0 if eviction_held() else _since(["eviction_released"], now),
+        limits=limits,
+    )
     for node in verdict.unreachable:
         _unreachable(node)
     for node in verdict.lost:
@@ -65,9 +71,10 @@ def _listening_for() -> float | None:
     return None if found is None else (found[0] - found[1]).total_seconds()
 
 
-def _since_last_loss(now: datetime) -> float | None:
-    last = Event.objects.filter(kind="node_lost").order_by("-id").values_list("at", flat=True).first()
-    return None if last is None else (now - last).total_seconds()
+def _since(kinds: list[str], now: datetime) -> float | None:
+    """Seconds since the newest event of these kinds."""
+    last = Event.objects.filter(kind__in=kinds).order_by("-id").values_list("at", flat=True).first()
+    return None if last is None else max(0.0, (now - last).total_seconds())
 
 
 @transaction.atomic

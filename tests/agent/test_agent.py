@@ -276,6 +276,20 @@ async def test_older_orders_are_refused_and_newer_ones_replace(node: Node) -> No
     assert not Path(f"/proc/{first.pids[0]}").exists()
 
 
+async def test_a_stop_of_what_never_came_is_answered_as_stopped(node: Node) -> None:
+    """Its start was overtaken; the row of that epoch must not wait for ever."""
+    await node.supervisor.stop("uid/0", 7, grace_seconds=0, reason="overtaken")
+    assert (node.reports[-1].epoch, node.reports[-1].state) == (7, ShardState.STOPPED)
+    await node.supervisor.start(order(8))
+    await node.until(ShardState.READY)
+    await node.supervisor.stop("uid/0", 9, grace_seconds=1, reason="overtaken")
+    async with asyncio.timeout(20):
+        while {8, 9} - {each.epoch for each in node.reports if each.state is ShardState.STOPPED}:
+            await asyncio.sleep(0.02)
+    await node.supervisor.stop("uid/0", 10, grace_seconds=1, reason="overtaken")  # while 8 is remembered as ended
+    assert (node.reports[-1].epoch, node.reports[-1].state) == (10, ShardState.STOPPED)
+
+
 async def test_a_reused_pid_is_neither_adopted_nor_killed(node: Node) -> None:
     stranger = await asyncio.create_subprocess_exec("sleep", "60")
     try:

@@ -43,6 +43,17 @@ def test_most_of_the_fleet_silent_holds_evictions() -> None:
         assert len(found.held) == 20
 
 
+def test_the_hold_begins_with_the_silence_and_not_with_the_first_loss() -> None:
+    assert len(verdict(nodes(20, 30, seconds=31)).held) == 20
+
+
+def test_those_that_come_back_late_have_all_their_time_again() -> None:
+    """They come back one after another: the last of them must not be lost for what all suffered."""
+    assert verdict(nodes(1, 20, seconds=700), since_hold=0.0).lost == ()
+    assert verdict(nodes(1, 20, seconds=700), since_hold=299.0).lost == ()
+    assert verdict(nodes(1, 20, seconds=700), since_hold=301.0).lost != ()
+
+
 def test_nothing_is_judged_while_nobody_listens_or_just_after_a_start() -> None:
     assert verdict(nodes(1, 20), listening_for=None).deaf
     assert verdict(nodes(1, 20), listening_for=179.0).deaf

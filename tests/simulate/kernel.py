@@ -50,6 +50,7 @@ class Kernel:
         self.crash_share = 0.0  # of engines that end while they load
         self.deaf_share = 0.0
         self.stuck_share = 0.0
+        self.broken: list[str] = []  # promises, in words; raised by the judge, whom no agent's task can silence
         self.ended: list[EngineProcess] = []  # healthy ones that were told to end, for the judge
 
     # -- what the agent's code calls instead of the real thing -------------------------------------------------------
@@ -138,9 +139,9 @@ class Kernel:
     def _judge_start(self, engine: EngineProcess) -> None:
         for other in self.alive(engine.node):
             if set(other.gpus) & set(engine.gpus):
-                raise Broken(f"{engine.node}: {engine.label} was started on a card that {other.label} holds")
+                self.broken.append(f"{engine.node}: {engine.label} was started on a card that {other.label} holds")
             if other.shard == engine.shard:
-                raise Broken(f"{engine.node}: {engine.label} was started while {other.label} lives")
+                self.broken.append(f"{engine.node}: {engine.label} was started while {other.label} lives")
 
 
 class Child:

@@ -27,10 +27,11 @@ class Stream:
         self.reason = ""
 
     def carry(self, way: str, item: Any) -> None:
-        network = self.network
+        network, chance = self.network, self.network.chance
         if not self.open or self.deaf or network.parted(self.node):
             return
-        chance = network.chance
+        if network.lossy and chance.random() < network.lossy:
+            return
         at = max(network.loop.time() + chance.uniform(0.001, network.latency), self._last[way] + 1e-6)
         self._last[way] = at
         again = 1
@@ -103,6 +104,7 @@ class Network:
         self.away: set[str] = set()  # nodes behind a partition
         self.latency = 0.02
         self.scramble = False
+        self.lossy = 0.0  # share of frames that vanish, as no stream would have it: what is told must be told again
         self.listener: Process | None = None  # the process that takes streams; None or dead: refused
         self.consumer: Callable[[], Any] = lambda: None
 

@@ -290,6 +290,8 @@ class Judge:
 
     def look(self) -> None:
         """Engines that were told to end while they were healthy, one by one."""
+        if self._world.kernel.broken:
+            raise Broken(self._world.kernel.broken[0])
         ended = self._world.kernel.ended
         for engine in ended[self._judged :]:
             self._judge_end(engine)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from django.conf import settings
-from django.db import connection
+from django.db import connections
+from django.db.backends.signals import connection_created
 
 from agent_client.ledger import Ledger
 from fleet.models import Node, Replica
@@ -23,8 +24,20 @@ from tests.simulate.machine import Machine
 if TYPE_CHECKING:
     from tests.simulate.world import World
 
+JOIN_SECRET = "simulated"
+#: As llmgw_site.settings has them, whatever the environment of the test run says.
+DEFAULTS = {
+    "heartbeat_seconds": 10.0,
+    "unreachable_after_seconds": 30.0,
+    "lost_after_seconds": 300.0,
+    "start_grace_seconds": 180.0,
+    "brake_share": 0.4,
+    "brake_nodes": 3,
+    "loss_spacing_seconds": 10.0,
+    "report_seconds": 180.0,
+}
 #: A tenth of the defaults, so that a schedule holds what matters of hours.
-FLEET = {
+QUICK = {
     "heartbeat_seconds": 1.0,
     "unreachable_after_seconds": 4.0,
     "lost_after_seconds": 15.0,
@@ -33,8 +46,6 @@ FLEET = {
     "brake_nodes": 3,
     "loss_spacing_seconds": 2.0,
     "report_seconds": 20.0,
-    "join_secret": "simulated",
-    "insecure_agents": False,
 }
 
 
@@ -98,7 +109,7 @@ def patched(world: "World") -> Iterator[None]:
             ("secrets", "token_urlsafe", lambda size=32: f"{chance.getrandbits(size * 8):x}"),
         ]:
             stack.enter_context(patch(f"{target}.{name}", new))
-        stack.enter_context(patch.dict(settings.FLEET, FLEET))
+        stack.enter_context(patch.dict(settings.FLEET, {**DEFAULTS, **world.fleet, "join_secret": JOIN_SECRET}))
         for model in (Node, Replica):
             stack.enter_context(_default(model._meta.get_field("uid"), new_uuid))
         stack.enter_context(_clock(world.database_now))
@@ -121,14 +132,26 @@ def _default(field: Any, new: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _clock(now: Callable[[], datetime]) -> Iterator[None]:
-    """SQLite's own clock, which is all that judges liveness."""
-    connection.ensure_connection()
-    real = connection.connection
-    real.create_function("strftime", 2, lambda text, what: now().strftime("%Y-%m-%d %H:%M:%S.%f")[:-3])
+    """SQLite's own clock, which is all that judges liveness: on each connection, since a loop has its own."""
+    made = []
+
+    def set_clock(connection: Any, **_: Any) -> None:
+        connection.connection.create_function(
+            "strftime", 2, lambda text, what: now().strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+        )
+        made.append(connection)
+
+    connection_created.connect(set_clock)
+    for each in connections.all(initialized_only=True):
+        if each.connection is not None:
+            set_clock(each)
     try:
         yield
     finally:
-        real.create_function("strftime", 2, None)
+        connection_created.disconnect(set_clock)
+        for each in made:
+            if each.connection is not None:
+                each.connection.create_function("strftime", 2, None)
 
 
 @contextlib.contextmanager

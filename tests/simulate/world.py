@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import random
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from tests.simulate.kernel import Kernel
 from tests.simulate.loop import PROCESS, Process, VirtualLoop
 from tests.simulate.machine import GPU_CLASS, Machine
 from tests.simulate.network import Network
-from tests.simulate.stand_ins import FLEET, patched
+from tests.simulate.stand_ins import JOIN_SECRET, QUICK, patched
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 RECONCILE_SECONDS = 2.0
@@ -38,8 +38,9 @@ class Died(BaseException):
 
 
 class World:
-    def __init__(self, seed: int, *, nodes: int, cards: int, folder: Path) -> None:
-        self.seed = seed
+    def __init__(self, seed: int, *, nodes: int, cards: int, folder: Path, fleet: Mapping[str, Any]) -> None:
+        """`fleet`: settings of the control plane."""
+        self.seed, self.fleet = seed, fleet
         self.chance = random.Random(seed)
         self.loop = VirtualLoop()
         self.kernel = Kernel(self.loop, self.chance)
@@ -103,7 +104,7 @@ class World:
             node_id=machine.name,
             mgmt_addr="127.0.0.1",
             state_dir=machine.folder,
-            join_secret=FLEET["join_secret"],  # type: ignore[arg-type]
+            join_secret=JOIN_SECRET,
         )
         machine.folder.mkdir(exist_ok=True)
         await Agent(config).run(stop_engines=False)
@@ -274,8 +275,8 @@ class World:
 
 
 @contextlib.contextmanager
-def world(seed: int, *, nodes: int = 4, cards: int = 4) -> Iterator[World]:
-    """A world on an empty database."""
+def world(seed: int, *, nodes: int = 4, cards: int = 4, fleet: Mapping[str, Any] = QUICK) -> Iterator[World]:
+    """A world on an empty database. `fleet`: what differs from the settings' defaults."""
     from django.apps import apps
 
     with connection.constraint_checks_disabled():
@@ -284,4 +285,4 @@ def world(seed: int, *, nodes: int = 4, cards: int = 4) -> Iterator[World]:
         with connection.cursor() as cursor:
             cursor.execute("DELETE FROM sqlite_sequence")  # keys too begin anew: some sets are in their order
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        yield World(seed, nodes=nodes, cards=cards, folder=Path(folder))
+        yield World(seed, nodes=nodes, cards=cards, folder=Path(folder), fleet=fleet)
