@@ -38,12 +38,12 @@ def run_inventory(args: argparse.Namespace, options: DiscoveryOptions) -> int:
     """Always 0: what is sick is said, and the rest is shown."""
     discovery = Discovery(options)
     colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    if args.ib_root and not options.ib_root.is_dir():
-        sys.stderr.write(f"cannot list adapters: {args.ib_root} is no folder; give one with --ib-root\n")
     while True:
         data = discovery.look().to_json()
         if data["error"]:
             sys.stderr.write(f"{_printable(data['error'])}\n")
+        if args.ib_root and not Path(args.ib_root).is_dir():
+            sys.stderr.write(f"cannot read adapters from {args.ib_root}: it is no folder; give one as --ib-root\n")
         if args.json:  # one line a look when it goes on, so that programs can read it
             sys.stdout.write(json.dumps(data, indent=None if args.watch else 2) + "\n")
         else:

@@ -127,7 +127,8 @@ def test_failing_discovery_still_shows_the_adapters(tmp_path: Path) -> None:
 def test_a_folder_of_adapters_that_is_not_there_is_told(tmp_path: Path) -> None:
     done = Machine(tmp_path, None).inventory("--no-gpu", "--ib-root", str(tmp_path / "nowhere"))
     assert (done.returncode, "no adapters" in done.stdout) == (0, True)
-    assert done.stderr == f"cannot list adapters: {tmp_path / 'nowhere'} is no folder; give one with --ib-root\n"
+    nowhere = tmp_path / "nowhere"
+    assert done.stderr == f"cannot read adapters from {nowhere}: it is no folder; give one as --ib-root\n"
 
 
 @needs_gcc
