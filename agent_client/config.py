@@ -122,6 +122,7 @@ def load(*, flags: Mapping[str, Any], environ: Mapping[str, str], path: Path | N
 
     server = _server(str(pick("server") or DEFAULT_SERVER), insecure=environ.get("LLMGW_INSECURE_AGENTS") == "1")
     expect = _mapping(data, "expect", where)
+    _known(expect, ("gpus", "hcas"), f"{where}: expect")
     log_bytes = data.get("log_bytes", 64 * 1024 * 1024)
     if not isinstance(log_bytes, int) or log_bytes < 65_536:
         raise ConfigError(f"cannot use {where}: log_bytes = {log_bytes!r}; at least 65536 is needed")
@@ -141,7 +142,7 @@ def load(*, flags: Mapping[str, Any], environ: Mapping[str, str], path: Path | N
         secrets={str(k): Path(str(v)) for k, v in _mapping(data, "secrets", where).items()},
         log_bytes=log_bytes,
         discovery_seconds=_discovery_seconds(pick("discovery_seconds"), where),
-        ib_root=Path(pick("ib_root") or "/sys/class/infiniband"),
+        ib_root=_folder(pick("ib_root"), "ib_root", where, "/sys/class/infiniband"),
     )
 
 
@@ -262,12 +263,22 @@ def _join_secret(path: Any, environ: Mapping[str, str]) -> str | None:
 
 def _fabrics(value: Any, where: str) -> tuple[FabricLabel, ...]:
     out = []
-    for item in value or []:
-        hcas = item.get("hcas") if isinstance(item, dict) else None
-        if not isinstance(item, dict) or not item.get("name") or not isinstance(hcas, list):
+    for item in value if isinstance(value, list) else [] if value is None else [value]:
+        name, hcas = (item.get("name"), item.get("hcas")) if isinstance(item, dict) else (None, None)
+        named = isinstance(name, str | int) and name != ""
+        if not named or not isinstance(hcas, list) or not hcas or not all(isinstance(each, str) for each in hcas):
             raise ConfigError(f'cannot use {where}: fabrics = {item!r}; give {{name: ib-east, hcas: ["mlx5_[0-3]"]}}')
-        out.append(FabricLabel(name=str(item["name"]), hcas=tuple(str(pattern) for pattern in hcas)))
+        _known(item, ("name", "hcas"), f"{where}: fabrics")
+        out.append(FabricLabel(name=str(name), hcas=tuple(hcas)))
     return tuple(out)
+
+
+def _folder(value: Any, key: str, where: str, default: str) -> Path:
+    if value is None:
+        return Path(default)
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise ConfigError(f"cannot use {where}: {key} = {value!r}; a folder such as {default} is needed")
+    return Path(value)
 
 
 def _policy(data: Mapping[str, Any], where: str) -> Policy:

@@ -41,7 +41,7 @@ def run_inventory(args: argparse.Namespace, options: DiscoveryOptions) -> int:
     while True:
         data = discovery.look().to_json()
         if data["error"]:
-            sys.stderr.write(f"{data['error']}\n")
+            sys.stderr.write(f"{_printable(data['error'])}\n")
         if args.ib_root and not Path(args.ib_root).is_dir():
             sys.stderr.write(f"cannot read adapters from {args.ib_root}: it is no folder; give one as --ib-root\n")
         if args.json:  # one line a look when it goes on, so that programs can read it
@@ -96,23 +96,28 @@ def render(data: dict[str, Any], *, colour: bool = False, without_gpus: str = "n
     ]
     classes = sorted({gpu["class"] for gpu in data["gpus"] if gpu["class"]})
     driver = (data["driver"] or "-") + (f", CUDA {data['cuda']}" if data["cuda"] else "")
-    out = [f"node {data['node_id']}   GPU source: {data['source']}   driver: {driver}", ""]
+    out = [f"node {_printable(data['node_id'])}   GPU source: {data['source']}   driver: {driver}", ""]
     marks = [_colour(gpu) if colour else "" for gpu in data["gpus"]]
     out += _table(["IDX", "CLASS", "NAME", "MEM", "CC", "HEALTH", "DOMAIN"], gpus, without_gpus, marks)
     out += ["", f"classes: {', '.join(classes) or '-'}", ""]
     out += _table(["HCA", "PORT", "STATE", "RATE", "LINK", "GID-PREFIX", "NUMA", "FABRIC"], ports, "no adapters", [])
-    out += ["", *(f"warning: {text}" for text in data["warnings"])]
+    out += ["", *(f"warning: {_printable(text)}" for text in data["warnings"])]
     return "\n".join(out).rstrip() + "\n"
 
 
 def _table(head: list[str], rows: list[list[Any]], empty: str, marks: list[str]) -> list[str]:
     if not rows:
         return [empty]
-    cells = [head, *[["-" if cell is None else str(cell) for cell in row] for row in rows]]
+    cells = [head, *[["-" if cell is None else _printable(str(cell)) for cell in row] for row in rows]]
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
     shown = [f"{mark}{line}{_PLAIN}" if mark else line for mark, line in zip(marks, lines[1:], strict=False)]
     return [lines[0], *(shown or lines[1:])]
+
+
+def _printable(text: str) -> str:
+    """Names come from devices and from other people's processes: none may command the terminal."""
+    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def _memory(gpu: dict[str, Any]) -> str | None:

@@ -79,6 +79,7 @@ class Discovery:
                     expect_gpus=options.expect_gpus,
                     expect_hcas=options.expect_hcas,
                     asked_for_gpus=options.use_gpu,
+                    severities=options.severities,
                 ),
                 "problems": found.problems,
                 "gpus": found.gpus,

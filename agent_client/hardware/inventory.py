@@ -1,14 +1,15 @@
 """The inventory as a value, what it warns about, and its fingerprint."""
 
+import difflib
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from agent_client.hardware.cards import Found
 from agent_client.hardware.labels import Fabrics, missing_adapters
-from agent_client.hardware.problems import placeable
+from agent_client.hardware.problems import PROBLEMS, placeable
 
 #: Grows when a key changes its meaning; new keys may come at any time.
 VERSION = 1
@@ -48,6 +49,7 @@ def warnings(
     expect_gpus: int | None = None,
     expect_hcas: int | None = None,
     asked_for_gpus: bool = True,
+    severities: Iterable[str] = (),
 ) -> list[str]:
     """Plain sentences, the node's first."""
     out = []
@@ -59,6 +61,11 @@ def warnings(
     if sum(gpu["domain"] is None and placeable(gpu["problems"]) for gpu in gpus) > 1:
         need = " (needs NVML)" if found.source == "nvidia-smi" else ""
         out.append(f"NVLink topology unknown{need}: a tensor-parallel group can't be kept inside one domain")
+    for code in severities:
+        if code not in PROBLEMS:
+            near = difflib.get_close_matches(code, PROBLEMS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(PROBLEMS)}"
+            out.append(f"agent.yaml: severities.{code} is no problem's code; {hint}")
     out += [_told(problem) for problem in found.problems]
     for gpu in found.gpus:
         name = gpu["bus"] if gpu["index"] is None else gpu["index"]

@@ -3,6 +3,7 @@
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from functools import cache
 from itertools import product
 from typing import Any
@@ -37,7 +38,9 @@ def missing_adapters(adapters: Sequence[Mapping[str, Any]], fabrics: Fabrics) ->
                 absent += [name for name in listed if name not in present]
             elif not any(_matches(pattern, name) for name in present):
                 text = f"fabric {fabric}: no adapter matches {pattern!r}; there are: {', '.join(present) or 'none'}"
-                out.append(_problem(text, _ABSENT))
+                globbed = any(fnmatchcase(name, pattern) for name in present)
+                meant = re.sub(r"(?<![.\])])\*", ".*", pattern)
+                out.append(_problem(text, f"patterns are regular expressions: write {meant}" if globbed else _ABSENT))
         if absent:
             out.append(_problem(f"fabric {fabric}: {_are_absent(list(dict.fromkeys(absent)))}", _ABSENT))
         labelled = [adapter for adapter in adapters if any(_matches(pattern, adapter["hca"]) for pattern in patterns)]

@@ -35,7 +35,9 @@ _FAILURES: Mapping[str, tuple[str, str]] = {
     "not_answering": ("a card does not answer", "look for Xid in dmesg; reset the card or reboot"),
     "reset_required": ("a card needs a reset", "nvidia-smi --gpu-reset, or reboot"),
     "field_invalid": ("this driver does not know a field that was asked for", "update the driver"),
-    "hanging": ("it does not answer in time", "look for Xid 119 or 45 in dmesg; the driver may need a reboot"),
+    "endless": ("it is no nvidia-smi", "name NVIDIA's own program with --nvidia-smi"),
+    "crashed": ("it crashed", "run it by hand, and look into dmesg"),
+    "hanging": ("the driver hangs", "look for Xid 119 or 45 in dmesg; the driver may need a reboot"),
     "not_run": ("the program can't be run", "give its path with --nvidia-smi, or install the driver"),
     "unknown_error": (
         "the driver answers with an unknown error",
@@ -67,6 +69,7 @@ _BY_CODE = {
     18: "mismatch",
 }
 _BY_NVML = {code: _BY_CODE[code] for code in (4, 6, 9, 15, 16, 18)} | {999: "unknown_error"}
+_MOST_QUOTED = 200
 _NOT_FINAL = frozenset({"field_invalid", "lost", "not_answering", "reset_required", "other"})
 _HANDLE = re.compile(
     r"unable to determine the device handle for gpu\s*(?:([0-9]{1,3}): )?([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
@@ -79,7 +82,9 @@ def classify(code: int | None, text: str) -> Failure:
     """`code` None: no answer in time."""
     lower = text.lower()
     if code is None:
-        kind = "hanging"
+        kind = "endless" if "printed more than" in lower else "hanging"
+    elif code < 0:
+        kind = "crashed"
     else:
         kind = next((kind for kind, pattern in _BY_TEXT if re.search(pattern, lower)), None) or (
             "not_run" if code in (126, 127) else _BY_CODE.get(code, "other")
@@ -91,9 +96,19 @@ def classify(code: int | None, text: str) -> Failure:
 def sentence(program: str, code: int | None, text: str) -> str:
     """For people: what could not be done, why, what the program said, what to do."""
     failure = classify(code, text)
-    said = " ".join(text.split())[:200]
-    quoted = f' ("{said}", exit code {code})' if said else ("" if code is None else f" (exit code {code})")
-    return f"cannot read GPUs from {program}: {failure.cause}{quoted}; {failure.hint}"
+    if code is None:
+        how = _quotable(text)  # the runner's own words
+    else:
+        said = f'"{_quotable(text)}", ' if _quotable(text) else ("no text, " if text.strip() else "")
+        how = said + (f"signal {-code}" if code < 0 else f"exit code {code}")
+    return f"cannot read GPUs from {program}: {failure.cause} ({how}); {failure.hint}"
+
+
+def _quotable(text: str) -> str:
+    """The beginning, printable; nothing of what is mostly no text."""
+    start = " ".join(text.split())[:_MOST_QUOTED]
+    shown = "".join(char for char in start if char.isprintable() and char != "\N{REPLACEMENT CHARACTER}")
+    return shown if 10 * len(shown) >= 9 * len(start) else ""
 
 
 def nvml_sentence(error: int | None, text: str) -> str:

@@ -36,7 +36,7 @@ def names(path: Path) -> list[str]:
     """The directory's entries, numbers within names in their numeric order; none when it can't be listed."""
     try:
         return sorted(os.listdir(path), key=_numbers_as_numbers)
-    except OSError:
+    except (OSError, ValueError):
         return []
 
 

@@ -124,6 +124,15 @@ def test_configuration_errors_name_the_key_and_a_good_value(tmp_path: Path) -> N
         "server: ws://10.0.0.1:8000": "plaintext is for loopback",
         "policy: {ports: abc}": "20000-20999",
         "fabrics: [x]": "ib-east",
+        "fabrics: 5": "ib-east",
+        "fabrics: {ib-east: [mlx5_0]}": "ib-east",
+        "fabrics: [{name: a, hcas: [5]}]": "ib-east",
+        "fabrics: [{name: a, hcas: []}]": "ib-east",
+        "fabrics: [{name: [a], hcas: [mlx5_0]}]": "ib-east",
+        "fabrics: [{name: a, hcas: [mlx5_0], hca: b}]": "`hca` is not known",
+        "expect: {gpu: 8}": "did you mean `gpus`",
+        "ib_root: 5": "ib_root = 5",
+        'ib_root: "a\\0b"': "ib_root = ",
     }.items():
         file.write_text(text)
         with pytest.raises(config.ConfigError, match=message):

@@ -77,7 +77,7 @@ def test_what_the_machine_has_is_what_the_fleet_sees(house: House) -> None:
     machine.become(**{"5.cc": "hang"})  # a call that never returns
     wait_for(lambda: 5 not in machine.placeable(), "the hanging card to be out", 40)
     wait_for(lambda: machine.placeable() == [0, 1, 2, 3, 4, 6, 7], "the first card to be back, the others to stay", 40)
-    assert any("GPU 5" in text for text in events(house, "gpu_problem"))
+    assert any("GPU 5 (h100-sxm-80gb): the driver hangs at this card" in text for text in events(house, "gpu_problem"))
     deadline = time.monotonic() + 4  # heartbeats go on: "unreachable" is 3 s away in this house
     while time.monotonic() < deadline:
         assert house.node()["status"] == "ready"

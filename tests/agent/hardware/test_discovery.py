@@ -89,6 +89,13 @@ def test_the_first_error_is_told_where_nothing_answers(tmp_path: Path, tools: To
     assert look(tmp_path).to_json()["error"] == data["error"]
 
 
+def test_a_severity_of_no_code_is_told(tmp_path: Path, tools: Tools) -> None:
+    warnings = look(tmp_path, severities={"row_remap_pendin": "ignore", "lost": "warning"}).to_json()["warnings"]
+    assert [text for text in warnings if "severities" in text] == [
+        "agent.yaml: severities.row_remap_pendin is no problem's code; did you mean row_remap_pending?"
+    ]
+
+
 def test_a_program_named_by_hand_is_asked_alone(tmp_path: Path, tools: Tools) -> None:
     tools.has_amd()
     broken = tools.has("other-smi", f'echo "{NO_DRIVER}"; exit 9')

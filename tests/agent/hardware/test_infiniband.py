@@ -355,6 +355,9 @@ def test_labelled_adapters_that_are_missing_are_named(tmp_path: Path) -> None:
         "fabric ib-east: adapters mlx5_12 and mlx5_13 are not there",
         "fabric ib-east: adapter mlx5_11 is down (port 1: DOWN, Polling)",
     ]
+    fabrics = (("ib-east", ("mlx5_*",)),)
+    (globbed,) = infiniband.missing_adapters(infiniband.read(root, fabrics), fabrics)
+    assert globbed["hint"] == "patterns are regular expressions: write mlx5_.*"
     (none,) = missing(root, "hfi1_.*")
     assert "no adapter matches 'hfi1_.*'; there are: mlx5_0, mlx5_1, mlx5_2" in none
 

@@ -124,6 +124,31 @@ def test_failing_discovery_still_shows_the_adapters(tmp_path: Path) -> None:
     assert "no adapters" in Machine(tmp_path, None).inventory("--no-gpu", "--ib-root", str(tmp_path / "none")).stdout
 
 
+def test_a_folder_of_adapters_that_is_not_there_is_told(tmp_path: Path) -> None:
+    done = Machine(tmp_path, None).inventory("--no-gpu", "--ib-root", str(tmp_path / "nowhere"))
+    assert (done.returncode, "no adapters" in done.stdout) == (0, True)
+    nowhere = tmp_path / "nowhere"
+    assert done.stderr == f"cannot read adapters from {nowhere}: it is no folder; give one as --ib-root\n"
+
+
+@needs_gcc
+def test_no_name_reaches_the_terminal_as_a_command_to_it(tmp_path: Path) -> None:
+    """Whoever runs a process chooses its name."""
+    machine = Machine(tmp_path, fake_nvml.machine(fake_nvml.card(0)) | {"0.proc.0": "C 4242 900"})
+    machine.env["FAKE_NVML"] = str(tmp_path / "named")
+    facts = (tmp_path / "facts").read_bytes() + b"process.4242 \x1b]0;owned\x07\x1b[2Jx\n"
+    (tmp_path / "named").write_bytes(facts)
+    shown = machine.inventory().stdout
+    assert "(pid 4242" in shown
+    assert all(char.isprintable() or char == "\n" for char in shown)
+    tool = tmp_path / "smi"
+    tool.write_text("#!/bin/sh\nprintf '\\033[31mNVIDIA-SMI has failed\\033[0m\\007\\n'; exit 9\n")
+    tool.chmod(0o755)
+    done = machine.inventory("--nvidia-smi", str(tool))
+    assert "NVIDIA-SMI has failed" in done.stderr
+    assert all(char.isprintable() or char == "\n" for char in done.stderr)
+
+
 def test_colour_is_for_trouble_alone() -> None:
     gpu = {"index": 0, "class": "c", "name": "n", "memory_total_mib": 10, "memory_used_mib": 0, "shared_memory": False}
     gpu |= {"compute_capability": None, "domain": None, "problems": [], "uuid": "GPU-1", "mig": None}

@@ -101,11 +101,22 @@ def test_every_failure_of_the_table_has_a_test() -> None:
         (0, "Failed to initialize NVML: Unknown Error", "unknown_error"),
         (77, "surprise", "other"),
         (127, "no such file", "not_run"),
+        (-11, "", "crashed"),
+        (None, "it printed more than 16 MiB", "endless"),
+        (None, "it did not answer within 5 s", "hanging"),
     ],
 )
-def test_text_goes_before_the_code(code: int, text: str, kind: str) -> None:
+def test_text_goes_before_the_code(code: int | None, text: str, kind: str) -> None:
     assert classify(code, text).code == kind
     assert sentence("nvidia-smi", code, text).startswith("cannot read GPUs from nvidia-smi: ")
+
+
+def test_what_is_no_text_is_not_quoted() -> None:
+    assert sentence("smi", 0, "\x00\ufffd\x1b[2J" * 50) == (
+        "cannot read GPUs from smi: the answer is not understood (no text, exit code 0); run it by hand"
+    )
+    assert "(it did not answer within 5 s)" in sentence("smi", None, "it did not answer within 5 s")
+    assert "it crashed (signal 11)" in sentence("smi", -11, "")
 
 
 def test_one_call_is_enough_for_a_plain_report(tmp_path: Path) -> None:
