@@ -12,8 +12,8 @@ from routing.table import Endpoint
 
 IDLE_KEPT = 64
 #: Fixed (the kernel doubles it), because a window that the kernel tunes lets an engine run far ahead of a client that
-#: has stopped: after a fast gigabyte 13 to 39 MB without this and `client.UNSENT_BYTES`, 7 to 8 with them, at the same
-#: throughput (241 against 233 MB/s, medians of 3).
+#: has stopped: after a fast gigabyte 13 to 39 MB without this and `client.UNSENT_BYTES`, some 7 to 8 with them (of
+#: which 3 to 4, rarely 16, in the client's own kernel) at the same throughput (245 against 227 MB/s, medians of 3).
 RECEIVE_BYTES = 256 * 1024
 #: Up to here a copy is cheaper than a second piece.
 JOINED_BYTES = 64 * 1024
