@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from routing.dataplane.router import Router
 
 HEAD_BYTES = 32 * 1024
+_LONG_HEAD = f"cannot take a request head over {HEAD_BYTES} bytes"
 BODY_BYTES = 64 * 1024 * 1024
 #: What may wait behind the request that is being answered: no more is read until its turn.
 AHEAD_BYTES = 256 * 1024
@@ -53,7 +54,7 @@ class ClientConnection(asyncio.Protocol):
     def _fresh(self) -> None:
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
-        self._head_bytes = self._raw = 0
+        self._raw = 0  # what came since the request before
         self._between, self._in_head = True, False  # no byte of a next request has come
         self._offered = False
 
@@ -86,7 +87,7 @@ class ClientConnection(asyncio.Protocol):
             except httptools.HttpParserError as error:
                 return self._refuse(400, f"cannot read the request: {error}")
         if self._in_head and self._raw > HEAD_BYTES:
-            self._refuse(431, f"cannot take a request head over {HEAD_BYTES} bytes")
+            self._refuse(431, _LONG_HEAD)
         elif self._requests and not self._requests[-1].complete:
             self._check_overhead(self._requests[-1])
         self._next()
@@ -144,16 +145,9 @@ class ClientConnection(asyncio.Protocol):
 
     def on_url(self, url: bytes) -> None:
         self._url += url
-        self._count(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers.append((name.lower(), value))
-        self._count(len(name) + len(value))
-
-    def _count(self, size: int) -> None:
-        self._head_bytes += size
-        if self._head_bytes > HEAD_BYTES:
-            self._refuse(431, f"cannot take a request head over {HEAD_BYTES} bytes")
 
     def on_headers_complete(self) -> None:
         self._offered, self._in_head = self._parser.should_upgrade(), False
@@ -162,6 +156,8 @@ class ClientConnection(asyncio.Protocol):
                 self._refuse(405, "cannot CONNECT: this is no proxy")
             return
         headers, version = self._headers, self._parser.get_http_version()
+        if self._raw > HEAD_BYTES and sum(len(name) + len(value) for name, value in headers) > HEAD_BYTES:
+            return self._refuse(431, _LONG_HEAD)
         fields = dict(headers)
         target = http1.origin_form(self._url)
         wrong = http1.fault(version, headers, fields)

@@ -24,6 +24,9 @@ class Exchange(Protocol):
 
     def engine_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None: ...
     def engine_body(self, data: bytes) -> None: ...
+    def engine_read(self) -> None:
+        """All of one read has been told."""
+
     def engine_done(self) -> None: ...
     def engine_lost(self) -> None: ...
     def engine_full(self, yes: bool) -> None:
@@ -62,6 +65,8 @@ class Upstream(asyncio.Protocol):
         except httptools.HttpParserError:
             self.abort()
             self._lost()
+        if self.exchange is not None:
+            self.exchange.engine_read()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
