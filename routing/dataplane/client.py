@@ -222,7 +222,9 @@ class ClientConnection(asyncio.Protocol):
 
     def _next(self) -> None:
         """Go on with the first request, as far as it is here."""
-        while self._requests and self._task is None and self._transport is not None and not self._full:
+        while self._requests and self._task is None and not self._full:
+            if self._transport is None or self._transport.is_closing():
+                return
             request = self._requests[0]
             self._out.expect(request)
             if request.reply is not None:

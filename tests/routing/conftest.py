@@ -10,7 +10,6 @@ from hypothesis import settings
 
 from tests.routing.stage import Stage
 
-
 # How long an example takes says more about the machine's other work than about the code.
 settings.register_profile("routing", deadline=None)
 settings.load_profile("routing")
