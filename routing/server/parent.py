@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 log = logging.getLogger("routing")
 
@@ -22,6 +23,12 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, STABLE_SECONDS = 0.2, 5.0, 10.0
 def die_with_parent() -> None:
     """Between fork and exec: the kernel ends the child when the parent ends, however that happens."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _environment() -> dict[str, str]:
+    """`-m routing.server` is found whatever the working folder is."""
+    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
 
 
 class ChildSet:
@@ -79,7 +86,12 @@ class ChildSet:
         os.set_blocking(write_end, False)
         try:
             child = await asyncio.create_subprocess_exec(
-                *self._command, "--control-fd", str(read_end), pass_fds=(read_end,), preexec_fn=die_with_parent
+                *self._command,
+                "--control-fd",
+                str(read_end),
+                pass_fds=(read_end,),
+                preexec_fn=die_with_parent,
+                env=_environment(),
             )
         except OSError as error:
             log.error("router.unstarted number=%d error=%s", number, error.strerror)

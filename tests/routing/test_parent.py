@@ -7,6 +7,8 @@ import socket
 import sys
 from pathlib import Path
 
+import pytest
+
 from routing.server.parent import CANNOT_LISTEN, ChildSet
 from tests.e2e.harness import PATIENCE, free_port
 from tests.routing.stage import until, wait
@@ -52,6 +54,18 @@ async def test_a_busy_port_is_given_up(tmp_path: Path) -> None:
         listen = f"127.0.0.1:{stranger.getsockname()[1]}"
         children = ChildSet(["--routes", str(tmp_path / "routes.json"), "--listen", listen], 2)
         assert await wait(children.run(), 15) == CANNOT_LISTEN
+
+
+async def test_a_child_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As systemd starts a program: with a full path, in `/`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", "/somewhere/else")
+    with socket.socket() as stranger:
+        stranger.bind(("127.0.0.1", 0))
+        stranger.listen()
+        listen = f"127.0.0.1:{stranger.getsockname()[1]}"
+        children = ChildSet(["--routes", str(tmp_path / "routes.json"), "--listen", listen], 1)
+        assert await wait(children.run(), 15) == CANNOT_LISTEN  # it got as far as that
 
 
 async def test_a_child_that_served_is_started_again(tmp_path: Path) -> None:

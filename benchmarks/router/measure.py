@@ -1,0 +1,182 @@
+"""One router under test: running it before an engine of its own, and the figures that are taken of it."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+import urllib.request
+from collections import defaultdict
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.router import processes
+from benchmarks.router.peers import Absent, Command, Place
+from benchmarks.router.programs import Engine, load, pinned
+from tests.e2e.harness import free_port
+
+CONNECTIONS = 64
+STREAMS = 512
+GAP_US = 20_000  # 50 chunks/s
+HELD_STREAMS = 1000
+HELD_GAP_US = 200_000
+QUIET_GAP_US = 600_000_000
+START_SECONDS = 60.0
+ASK = b'{"model":"m","messages":[{"role":"user","content":"hi"}]}'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """What all routers share: programs, cores, the length of a window."""
+
+    engine: Path
+    load: Path
+    router_core: Collection[int]
+    load_core: Collection[int]
+    cache: Path
+    key: str
+    seconds: float
+
+
+@dataclass
+class Router:
+    """A running router, or the engine itself where `process` is None."""
+
+    name: str
+    bench: Bench
+    engine: Engine
+    port: int
+    process: subprocess.Popen[bytes] | None = None
+    rounds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # a figure's values, by round
+    trouble: list[str] = field(default_factory=list)
+
+    def value(self, figure: str) -> float | None:
+        return median(self.rounds[figure]) if self.rounds[figure] else None
+
+    def pids(self) -> list[int]:
+        return processes.tree(self.process.pid) if self.process else []
+
+    # -- loads --------------------------------------------------------------------------------------------------------
+
+    def closed(self) -> None:
+        """Requests one after the other on each of 64 connections."""
+        found, cpu = self._load("closed", CONNECTIONS, self.bench.seconds)
+        self._note("requests_per_second", found["requests"] / found["seconds"])
+        self._note("cpu_us_per_request", cpu / found["requests"] * 1e6)
+        self._note("core_share", cpu / found["seconds"])
+        self._complain("closed", found["errors"])
+
+    def streams(self) -> None:
+        """512 streams of 50 chunks/s, and beside them a prober whose first byte is timed."""
+        found, cpu = self._load("streams", STREAMS, self.bench.seconds, GAP_US)
+        self._note("cpu_us_per_chunk", cpu / found["chunks"] * 1e6)
+        self._note("chunks_per_second", found["chunks"] / found["seconds"])
+        self._note("first_p50_us", found["first_p50_us"])
+        self._note("first_p99_us", found["first_p99_us"])
+        self._complain("streams", found["errors"] + STREAMS - found["streams"])
+
+    def memory(self) -> None:
+        """With 1,000 streams open: the whole tree, and the largest of its processes."""
+        shares: list[float] = []
+        found, _ = self._load(
+            "streams",
+            HELD_STREAMS,
+            1.0,
+            HELD_GAP_US,
+            at_end=lambda: shares.extend(processes.mib(pid) for pid in self.pids()),
+        )
+        if shares:
+            self._note("mib", sum(shares))
+            self._note("mib_largest", max(shares))
+        self._complain("memory", found["errors"] + HELD_STREAMS - found["streams"])
+
+    def stall(self) -> None:
+        """How far ahead the engine gets of a client that stopped reading."""
+        found, _ = self._load("stall", self.engine.port, 2.0)
+        self._note("ahead_mb", found["ahead_bytes"] / 1e6)
+
+    def leave(self, times: int) -> None:
+        """How long after a client closed a quiet stream the engine sees it."""
+        found, _ = self._load("leave", self.engine.port, times, QUIET_GAP_US)
+        self._note("leave_p50_ms", found["p50_us"] / 1000)
+        self._note("leave_max_ms", found["max_us"] / 1000)
+        self._note("leave_missed", found["missed"])
+
+    def _load(self, mode: str, *args: object, at_end: Any = None) -> tuple[dict[str, Any], float]:
+        """The load's figures and the CPU seconds that the router used in its window."""
+        pids, used = self.pids(), [0.0]
+
+        def begin() -> None:
+            used[0] -= processes.cpu_seconds(pids)
+
+        def end() -> None:
+            used[0] += processes.cpu_seconds(pids)
+            if at_end:
+                at_end()
+
+        argv = (self.port, self.bench.key, *args)
+        return load(self.bench.load, self.bench.load_core, mode, *argv, on_begin=begin, on_end=end), used[0]
+
+    def _note(self, figure: str, value: float) -> None:
+        self.rounds[figure].append(value)
+
+    def _complain(self, what: str, errors: int) -> None:
+        if errors:
+            self.trouble.append(f"{self.name}: {errors} errors ({what})")
+
+    # -- begin and end ------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        if self.process:
+            handles = [os.pidfd_open(pid) for pid in self.pids()]  # no number that somebody else may have by then
+            self.process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(3)
+            for handle in handles:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+                os.close(handle)
+            self.process.wait()
+        self.engine.close()
+
+
+def start(name: str, command: Command | None, bench: Bench, folder: Path) -> Router:
+    """Before an engine of its own; without a command the engine itself. Raises Absent."""
+    engine = Engine(bench.engine, bench.load_core)
+    if command is None:
+        return Router(name, bench, engine, engine.port)
+    place = Place(folder=folder / name, cache=bench.cache, port=free_port(), engine_port=engine.port, key=bench.key)
+    place.folder.mkdir()
+    try:
+        argv = command(place)
+        with (place.folder / "log").open("wb") as log:
+            process = subprocess.Popen(pinned(bench.router_core, argv), stdout=log, stderr=log, cwd=place.folder)
+        router = Router(name, bench, engine, place.port, process)
+    except Absent:
+        engine.close()
+        raise
+    try:
+        _until_answers(router)
+    except Absent:
+        router.close()
+        raise
+    return router
+
+
+def _until_answers(router: Router) -> None:
+    assert router.process is not None
+    headers = {"Authorization": f"Bearer {router.bench.key}", "Content-Type": "application/json"}
+    url = f"http://127.0.0.1:{router.port}/v1/chat/completions"
+    last: object = "nothing listens"
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline and router.process.poll() is None:
+        try:
+            with urllib.request.urlopen(urllib.request.Request(url, ASK, headers), timeout=5):
+                return
+        except OSError as error:
+            last = error
+            time.sleep(0.2)
+    raise Absent(f"{router.name} is left out: it gives no answer ({last})")
