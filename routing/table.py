@@ -99,7 +99,7 @@ def _route(item: Mapping[str, Any]) -> Route:
 
 
 def _timers(item: Mapping[str, Any]) -> Timers:
-    seconds = {name: None if value is None else float(value) for name, value in item.items()}
+    seconds = {name: None if value is None and name != "connect" else float(value) for name, value in item.items()}
     if wrong := [name for name, value in seconds.items() if value is not None and not 0 < value < 1e6]:
         raise ValueError(f"timers.{wrong[0]} must be a number of seconds")
     return Timers(**seconds)  # type: ignore[arg-type]  # an unknown name is a TypeError, which says so

@@ -1,6 +1,7 @@
 """One client's connection: requests in, judged by their heads, answered in turn. A client that leaves cancels them."""
 
 import asyncio
+import socket
 from collections import deque
 from typing import TYPE_CHECKING, cast
 
@@ -22,6 +23,9 @@ BODY_BYTES = 64 * 1024 * 1024
 #: What may wait behind the request that is being answered: no more is read until its turn.
 AHEAD_BYTES = 256 * 1024
 AHEAD_REQUESTS = 16
+
+#: What the kernel may hold of an answer that it can't send yet; without this it is megabytes for each slow client.
+UNSENT_BYTES = 128 * 1024
 
 IDLE_SECONDS = 75.0  # between requests
 HEAD_SECONDS = 10.0  # from a head's first byte to its last
@@ -57,6 +61,8 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = self._out.transport = cast(asyncio.Transport, transport)  # uvloop's own class is none of it
+        sock = transport.get_extra_info("socket")
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         self._heard_at = asyncio.get_running_loop().time()
         self._router.welcome(self)
 

@@ -8,6 +8,7 @@ PART_HEAD_BYTES = 8 * 1024
 VALUE_BYTES = 1024
 _PARAMETER = re.compile(rb';[ \t]*([\w*-]+)[ \t]*=[ \t]*("(?:[^"\\]|\\.)*"|[^;\s]*)')
 _BOUNDARY = re.compile(rb"""multipart/form-data[ \t]*;(?:.*;)?[ \t]*boundary=("?)([0-9A-Za-z'()+_,./:=? -]{1,70})\1""")
+_LONG = "cannot read the request: the form's field model or stream is too long"
 _WANTED = (b"model", b"stream")
 
 
@@ -61,8 +62,10 @@ class Form:
             if not wanted:
                 self._drop(max(len(self._buffer) - len(self._delimiter) + 1, 0))
             elif len(self._buffer) > VALUE_BYTES:
-                raise BadRequest("cannot read the request: the form's field model or stream is too long")
+                raise BadRequest(_LONG)
             return False
+        if wanted and end > VALUE_BYTES:
+            raise BadRequest(_LONG)
         if wanted:
             self._note(bytes(self._buffer[2:end]))
         self._drop(end + len(self._delimiter))

@@ -26,6 +26,7 @@ class SseReader:
             or b'"usage"' in data
             or b'"error"' in data
             or b"[DONE]" in data
+            or b"\r" in data
         ):
             return self._feed(data)
         # Whole events with nothing but content, as almost all reads are.
@@ -56,7 +57,7 @@ class SseReader:
         buffer += data
         dos = b"\r" in buffer
         out, start = [], 0
-        while (end := _event_end(buffer, max(begin, start), dos)) > 0:
+        while (end := _event_end(buffer, start, max(begin, start), dos)) > 0:
             event = bytes(buffer[start:end])
             if not (self._look(event) and self._strip):
                 out.append(event)
@@ -71,24 +72,25 @@ class SseReader:
     def _look(self, event: bytes) -> bool:
         """Note what an event says; True for one that carries usage and nothing else."""
         at = 0 if event.startswith(b"data:") else event.find(b"\ndata:") + 1
-        if not event.startswith(b"data:", at):
-            return False
-        payload = event[at + 5 :].lstrip().partition(b"\n")[0].strip()
+        told = event.startswith(b"data:", at)
+        payload = event[at + 5 :].lstrip().partition(b"\n")[0].strip() if told else b""
         if payload == b"[DONE]":
             self.facts.done = True
-        elif b'"error"' not in payload and b'"usage"' not in payload:
-            self.facts.events += self._content in payload
-        elif read_event(payload, self.facts):
+        elif (b'"error"' in payload or b'"usage"' in payload) and read_event(payload, self.facts):
             return True
         else:
-            self.facts.events += self._content in payload
+            self.facts.events += self._content in event
         return False
 
 
-def _event_end(buffer: bytearray, start: int, dos: bool) -> int:
-    """Index after the blank line that ends the event, or -1."""
-    unix = buffer.find(b"\n\n", start)
-    other = buffer.find(b"\r\n\r\n", start) if dos else -1
+def _event_end(buffer: bytearray, start: int, begin: int, dos: bool) -> int:
+    """Index after the blank line that ends the event at `start`, looked for from `begin` on, or -1."""
+    if buffer.startswith(b"\n", start):  # one blank line more than is needed ends nothing
+        return start + 1
+    if dos and buffer.startswith(b"\r\n", start):
+        return start + 2
+    unix = buffer.find(b"\n\n", begin)
+    other = buffer.find(b"\r\n\r\n", begin) if dos else -1
     if other >= 0 and not 0 <= unix < other:
         return other + 4
     return unix + 2 if unix >= 0 else -1

@@ -9,7 +9,7 @@ from typing import Any, Self
 from routing.dataplane.client import ClientConnection
 from routing.dataplane.router import Router
 from routing.keys import new_key
-from routing.table import parse
+from routing.table import RoutingTable, parse
 from tests.e2e.harness import PATIENCE
 
 ANSWER = {"choices": [{"message": {"content": "hi"}}], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
@@ -140,13 +140,18 @@ async def until(check: Callable[[], Any], what: str, seconds: float = 10.0) -> A
 class Stage:
     """`async with Stage() as stage`: engines first, then `open()` as many clients as wanted."""
 
-    def __init__(self, *, cors: tuple[bytes, ...] = (), **route: Any) -> None:
-        """`route`: what the model's entry in the table says besides its endpoints."""
+    def __init__(
+        self, *, cors: tuple[bytes, ...] = (), expires: str | None = None, may: Any = None, **route: Any
+    ) -> None:
+        """`expires`: the key's end; `may`: the models it allows; `route`: the model's entry besides its endpoints."""
+        self.model = "m"
+        self._expires, self._may = expires, may
         self.key, self._prefix, self._sha256 = new_key()
         self._cors, self._route = cors, route
         self.usage: list[dict[str, Any]] = []
         self.engines: list[Engine] = []
-        self._servers: list[asyncio.AbstractServer] = []
+        self.raw: dict[asyncio.StreamWriter, Any] = {}
+        self.servers: list[asyncio.AbstractServer] = []
         self._wires: list[Wire] = []
         self._endpoints: list[dict[str, Any]] = []
 
@@ -155,23 +160,26 @@ class Stage:
         loop = asyncio.get_running_loop()
         server = await loop.create_server(lambda: ClientConnection(self.router), "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
-        self._servers.append(server)
+        self.servers.append(server)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         for wire in self._wires:
             wire.writer.transport.abort()
-        for server in self._servers:
+        for server in self.servers:
             server.close()
         await until(lambda: not self.router.clients, "the clients' end")
         for engine in self.engines:
             await engine.close()
+        for task in self.raw.values():
+            task.cancel()
+        await until(lambda: not self.raw, "the raw engines' end")
         await asyncio.sleep(0)
 
     async def engine(self, script: Script = say_hi, **more: Any) -> Engine:
         engine = Engine(script)
         server = await asyncio.start_server(engine.serve, "127.0.0.1", 0, limit=2**26)
-        self._servers.append(server)
+        self.servers.append(server)
         self.engines.append(engine)
         self.endpoint(server.sockets[0].getsockname()[1], **more)
         return engine
@@ -180,10 +188,33 @@ class Stage:
         self._endpoints.append({"id": f"e{len(self._endpoints)}", "url": f"http://{address}:{port}", **more})
         self.router.table = parse(self._routes())
 
+    def with_models(self, *names: str) -> RoutingTable:
+        """A table of models without replicas."""
+        models = [{"name": name, "state": "down", "endpoints": []} for name in names]
+        return parse(self._routes() | {"models": models})
+
     def _routes(self) -> dict[str, Any]:
         key = {"id": "1", "name": "all", "prefix": self._prefix, "sha256": self._sha256}
-        model = {"name": "m", "endpoints": self._endpoints, **self._route}
+        key |= {"expires": self._expires, "models": self._may}
+        model = {"name": self.model, "endpoints": self._endpoints, **self._route}
         return {"version": 1, "models": [model], "keys": [key]}
+
+    async def raw_engine(self, serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]) -> None:
+        """An engine that does as it likes with each connection."""
+
+        async def run(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            self.raw[writer] = asyncio.current_task()
+            try:
+                await serve(reader, writer)
+            except (asyncio.IncompleteReadError, ConnectionError):
+                pass
+            finally:
+                writer.transport.abort()
+                del self.raw[writer]
+
+        server = await asyncio.start_server(run, "127.0.0.1", 0, limit=2**16)
+        self.servers.append(server)
+        self.endpoint(server.sockets[0].getsockname()[1])
 
     async def open(self) -> Wire:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
