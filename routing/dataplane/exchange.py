@@ -3,13 +3,13 @@
 import asyncio
 import time
 import uuid
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from routing.dataplane.forward import to_client, to_engine
 from routing.dataplane.messages import Headers, Reply, Request, refusal
 from routing.dataplane.upload import Upload
 from routing.dataplane.upstream import Upstream
-from routing.domain import anthropic, openai, select
+from routing.domain import anthropic, openai
 from routing.domain.sse import SseReader
 from routing.domain.usage import WholeReader
 from routing.keys import Key
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from routing.dataplane.router import Router
 
 ATTEMPTS = 2
+POISON = "cannot serve the request: two engines ended while they worked on it"
+#: OpenAI's clients ask again after a 500 unless they are told not to.
+NO_RETRY = ((b"X-Should-Retry", b"false"),)
 
 
 class Client(Protocol):
@@ -60,6 +63,9 @@ class Proxied:
         self._upload: Upload | None = None
         self._paused = False  # the client does not take more for now
         self._sent_at = self._asked_at = 0.0  # when the request's first and last bytes were sent
+        self._sent = self._lost = False  # a request is with an engine; the engine ended in the middle of its answer
+        self._engine_status = 0
+        self.tokens = 0  # that the key is charged
         self._heard_at: float | None = None  # when the answer's last bytes came
 
     async def run(self) -> int:
@@ -76,32 +82,36 @@ class Proxied:
             self._settle(began, completed)
 
     async def _attempts(self) -> bool:
+        chooser, route = self._router.chooser, self._route
+        chooser.came(route)
         tried: set[str] = set()
-        for _ in range(ATTEMPTS):
-            endpoint = select.pick(self._route.endpoints, self._router.loads, now=time.monotonic(), exclude=tried)
-            if endpoint is None:
+        for number in range(ATTEMPTS):
+            endpoint = chooser.choose(route, self._request, tried)
+            if endpoint is None or (number and not chooser.may_retry(route)):
                 break
+            if number:
+                self._router.count("retries", route.name, endpoint.id)
             tried.add(endpoint.id)
-            load = self._router.loads[endpoint.id]
-            self._router.turn += 1
-            load.turn = self._router.turn
-            load.outstanding += 1
+            chooser.begin(endpoint)
             try:
                 outcome = await self._try(endpoint)
             finally:
-                load.outstanding -= 1
+                chooser.end(endpoint)
             if outcome is not None:
-                select.succeeded(load) if outcome else None
                 return outcome
-            select.failed(load, now=time.monotonic())
-            self._router.count("llmgw_router_retries_total", self._route.name)
-        reason = self._route.reason or f"no replica of {self._route.name} could be reached"
-        self._fail(503, f"cannot serve {self._route.name} now: {reason}", retry_after=self._route.retry_after)
+            if self._sent and chooser.died(route, self._request):
+                self._router.count("poison", route.name, endpoint.id)
+                self._fail(500, POISON, code="poison_request", headers=NO_RETRY)
+                return False
+        reason = route.reason or f"no replica of {route.name} could be reached"
+        self._fail(503, f"cannot serve {route.name} now: {reason}", retry_after=route.retry_after)
         return False
 
     async def _try(self, endpoint: Endpoint) -> bool | None:
         """True: answered whole. False: answered in part. None: no byte came, so another endpoint may be tried."""
         self._endpoint = endpoint
+        self._sent = False
+        chooser = self._router.chooser
         connect_seconds = self._route.timers.connect
         for fresh in (False, True):
             try:
@@ -111,22 +121,29 @@ class Proxied:
                     connect_seconds=connect_seconds,
                     fresh=fresh or not self._request.complete,
                 )
-            except (OSError, TimeoutError):
+            except (OSError, TimeoutError) as error:
+                chooser.failed(self._route, endpoint, f"cannot be connected to: {type(error).__name__}")
                 return None
             used = self._upstream.used
             self._send(self._upstream, endpoint)
-            if await self._done:
-                return True
+            whole = await self._done
             if self._status:
-                return False
+                if whole:
+                    chooser.answered(self._route, endpoint, self._engine_status)
+                elif self._lost:
+                    chooser.failed(self._route, endpoint, "ended in the middle of an answer")
+                    chooser.died(self._route, self._request)
+                return whole
             if not used:
-                return None
+                break
             # A kept connection that the engine had closed: not its failure, once more on a new one.
+        chooser.failed(self._route, endpoint, "ended before its answer")
         return None
 
     def _send(self, upstream: Upstream, endpoint: Endpoint) -> None:
         loop = asyncio.get_running_loop()
         self._done = loop.create_future()
+        self._sent = True
         self._sent_at = self._asked_at = loop.time()
         self._heard_at = None
         head, body, self._strip = to_engine(self._request, self._asked, endpoint)
@@ -150,6 +167,7 @@ class Proxied:
 
     def engine_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self._heard_at = asyncio.get_running_loop().time()
+        self._engine_status = status
         if status in (401, 403):
             # Trouble between router and engine is ours, never the client's key.
             self._replace = (502, f"cannot serve {self._route.name}: the engine refused the router's key")
@@ -188,6 +206,7 @@ class Proxied:
 
     def engine_lost(self) -> None:
         # A body that was passed on as it came is kept nowhere, so it can't be sent again.
+        self._lost = self._status != 0
         self._break(502, "the engine ended in the middle of it", known=self._upload is not None)
 
     def engine_full(self, yes: bool) -> None:
@@ -244,8 +263,8 @@ class Proxied:
 
     # -- ends ---------------------------------------------------------------------------------------------------------
 
-    def _fail(self, status: int, text: str, *, retry_after: int = 0) -> None:
-        self._status = self._client.whole(refusal(status, text, retry_after=retry_after))
+    def _fail(self, status: int, text: str, **more: Any) -> None:
+        self._status = self._client.whole(refusal(status, text, **more))
 
     def _settle(self, began: float, completed: bool) -> None:
         prompt = completion = None
@@ -255,6 +274,7 @@ class Proxied:
             completed = completed and not facts.failed
             if completion is None and isinstance(self._reader, SseReader):
                 completion = facts.events
+        self.tokens = (prompt or 0) + (completion or 0)
         self._router.used(
             {
                 "uid": str(uuid.uuid4()),

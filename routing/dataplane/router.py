@@ -10,13 +10,16 @@ from typing import Any
 from urllib.parse import unquote
 
 from routing.dataplane import surface
+from routing.dataplane.admission import Admission
+from routing.dataplane.choice import Chooser
 from routing.dataplane.client import ClientConnection
-from routing.dataplane.exchange import Client, Proxied
+from routing.dataplane.exchange import NO_RETRY, POISON, Client, Proxied
 from routing.dataplane.messages import Reply, Request, refusal
 from routing.dataplane.upstream import Pool
 from routing.dataplane.watch import Watch
 from routing.domain import openai
 from routing.domain.select import Load
+from routing.grid import Grid
 from routing.keys import Denied, authenticate
 from routing.table import Route, RoutingTable
 
@@ -31,19 +34,25 @@ class Router:
         no_auth: bool = False,
         cors: Collection[bytes] = (),
         on_usage: Callable[[dict[str, Any]], None],
+        grid: Grid | None = None,
     ) -> None:
-        """`cors`: the origins whose pages may read answers; `*` for all."""
-        self.loads: dict[str, Load] = defaultdict(Load)
+        """`cors`: the origins whose pages may read answers; `*` for all. `grid`: shared with the other processes."""
+        self._grid = grid or Grid()
+        self.chooser = Chooser(self._grid, self.count)
+        self.admission = Admission(self._grid)
         self.pool = Pool()
         self.table = table
         self.cors = frozenset(cors)
         self.clients: set[ClientConnection] = set()
         self._watch = Watch(self.clients)
         self.stopping = False
-        self.turn = 0
         self.used = on_usage
         self._no_auth = no_auth
-        self._counters: dict[tuple[str, str], int] = defaultdict(int)
+        self._counters: dict[tuple[str, str, str], int] = defaultdict(int)
+
+    @property
+    def loads(self) -> dict[str, Load]:
+        return self.chooser.loads
 
     @property
     def table(self) -> RoutingTable:
@@ -52,10 +61,9 @@ class Router:
     @table.setter
     def table(self, table: RoutingTable) -> None:
         self._table = table
-        endpoints = {each.id: each for route in table.routes.values() for each in route.endpoints}
-        for gone in [each for each, load in self.loads.items() if each not in endpoints and not load.outstanding]:
-            del self.loads[gone]
-        self.pool.keep({(each.address, each.port) for each in endpoints.values()})
+        self.chooser.update(table)
+        self.admission.update(table)
+        self.pool.keep({(each.address, each.port) for route in table.routes.values() for each in route.endpoints})
 
     def welcome(self, connection: ClientConnection) -> None:
         self.clients.add(connection)
@@ -87,7 +95,7 @@ class Router:
         self.said(request, await self._answer(connection, request, client))
 
     def said(self, request: Request, status: int) -> None:
-        self.count("llmgw_router_requests_total", str(status))
+        self.count("answers", str(status))
         line = {
             "event": "request",
             "id": request.id,
@@ -112,12 +120,23 @@ class Router:
             return say(404, f"The model `{asked.model}` does not exist.", code="model_not_found")
         if key is not None and not (key.may_use(route.name) or key.may_use(asked.model)):
             return say(403, f"cannot use {asked.model}: the key does not allow it", code="model_not_allowed")
-        if not any(not endpoint.draining for endpoint in route.endpoints):
-            why = route.reason or "no replica is ready"
-            return say(503, f"cannot serve {route.name} now: {why}", retry_after=route.retry_after)
+        if self.chooser.poison(request):
+            return client.whole(refusal(500, POISON, code="poison_request", headers=NO_RETRY))
+        if not _routable(route):
+            route = await self.admission.hold(route, lambda: self.table.routes.get(asked.model))
+            if not _routable(route):
+                why = route.reason or "no replica is ready"
+                return say(503, f"cannot serve {route.name} now: {why}", retry_after=route.retry_after)
         exchange = Proxied(self, client, request, route, asked, key)
-        connection.bind(exchange)
-        return await exchange.run()
+        with self.admission.charged(key, request.size, exchange) as too_much:
+            if too_much is not None:
+                return say(429, f"cannot serve: {too_much.text}", retry_after=too_much.retry_after, code=too_much.code)
+            async with self.admission.place(route, key) as placed:
+                if not placed:
+                    text = f"cannot serve {route.name} now: {route.concurrency} requests are under way and others wait"
+                    return say(429, text, retry_after=route.retry_after, code="model_busy")
+                connection.bind(exchange)
+                return await exchange.run()
 
     def _plain(self, request: Request) -> tuple[int, bytes] | None:
         if request.method not in ("GET", "HEAD"):
@@ -147,21 +166,24 @@ class Router:
 
     # -- books --------------------------------------------------------------------------------------------------------
 
-    def count(self, name: str, label: str) -> None:
-        self._counters[name, label] += 1
+    def count(self, name: str, model: str, endpoint: str = "") -> None:
+        self._counters[name, model, endpoint] += 1
 
     def broken(self, request: Request, error: Exception) -> None:
         log.error(json.dumps({"event": "broken", "id": request.id, "path": request.path}), exc_info=error)
 
     def _metrics(self) -> str:
-        lines = [f'{name}{{label="{label}"}} {value}' for (name, label), value in sorted(self._counters.items())]
-        now = time.monotonic()
+        lines = [f'{name}{{label="{label}"}} {value}' for (name, label, _), value in sorted(self._counters.items())]
         for key, load in sorted(self.loads.items()):
             lines.append(f'llmgw_router_outstanding{{endpoint="{key}"}} {load.outstanding}')
-            lines.append(f'llmgw_router_ejected{{endpoint="{key}"}} {int(load.ejected_until > now)}')
+            lines.append(f'llmgw_router_ejected{{endpoint="{key}"}} {int(bool(load.health.reason))}')
         lines.append(f"llmgw_router_table_revision {self.table.revision}")
         return "\n".join(lines) + "\n"
 
 
 def _state(route: Route) -> str:
-    return "ready" if any(not endpoint.draining for endpoint in route.endpoints) else route.state
+    return "ready" if _routable(route) else route.state
+
+
+def _routable(route: Route) -> bool:
+    return any(not endpoint.draining for endpoint in route.endpoints)
