@@ -63,7 +63,7 @@ class Command(BaseCommand):
             reread = lambda: _reread(Path(options["catalog"]), routes, options["no_auth"], children)  # noqa: E731
             code = asyncio.run(_run(children, reread))
         else:
-            Feed(routes, folder / "usage", children.notify_reload).start()
+            Feed(routes, folder / "usage", folder / "router", children.notify_reload).start()
             code = asyncio.run(_run(children, children.notify_reload))
         if code:
             raise CommandError(f"cannot serve on {options['listen']}: the router's processes ended with code {code}")
