@@ -148,6 +148,12 @@ class Feed(threading.Thread):
             self._look.wait(POLL_SECONDS)
             self._look.clear()
 
+    def finish(self) -> None:
+        """Take in what the children wrote as their last; what does not go in now waits on disk."""
+        with contextlib.suppress(DatabaseError, OSError):
+            close_old_connections()
+            ingest(self._usage_dir)
+
     def _publish(self) -> None:
         if time.monotonic() - self._used_at >= USED_SECONDS:
             self._used, self._used_at = used_tokens(datetime.now(UTC)), time.monotonic()

@@ -3,20 +3,13 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Protocol
+from collections.abc import Callable
 
 from routing.dataplane.gate import Gate
 from routing.dataplane.meters import Meter
-from routing.domain.limits import Exceeded
 from routing.grid import Grid
 from routing.keys import Key
 from routing.table import Route, RoutingTable
-
-
-class Charged(Protocol):
-    @property
-    def tokens(self) -> int: ...
 
 
 class Admission:
@@ -59,34 +52,13 @@ class Admission:
                     route = current() or route
         return route
 
-    @contextlib.contextmanager
-    def charged(self, key: Key | None, body_bytes: int, charged: Charged) -> Iterator[Exceeded | None]:
-        """Charge the key for the request, for as long as it takes; or why it may not come."""
-        if key is None or not key.limits.any:
-            yield None
-            return
-        meter = self._meters[key.id]
-        too_much = meter.admit(body_bytes, time.time())
-        if too_much is not None:
-            yield too_much
-            return
-        try:
-            yield None
-        finally:
-            meter.settle(body_bytes, charged.tokens, time.time())
+    def meter(self, key: Key | None) -> Meter | None:
+        """What counts for a key that is limited."""
+        return self._meters.get(key.id) if key is not None and key.limits.any else None
 
-    @contextlib.asynccontextmanager
-    async def place(self, route: Route, key: Key | None) -> AsyncIterator[bool]:
-        """A place at the model, for as long as it is used; False: all are taken, and those to wait in, too."""
-        if not route.concurrency:
-            yield True
-            return
+    async def enter(self, route: Route, key: Key | None) -> Gate | None:
+        """A place at the model, to be left again; None: all are taken, and those to wait in, too."""
         gate = self.gates[route.name]
         owner = key.id if key else ""
-        if not await gate.enter(owner, limit=route.concurrency, places=route.queue, seconds=route.queue_seconds):
-            yield False
-            return
-        try:
-            yield True
-        finally:
-            gate.leave()
+        entered = await gate.enter(owner, limit=route.concurrency, places=route.queue, seconds=route.queue_seconds)
+        return gate if entered else None

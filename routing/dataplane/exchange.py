@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from routing.dataplane.forward import to_client, to_engine
 from routing.dataplane.messages import Headers, Reply, Request, refusal
+from routing.dataplane.metrics import Timings
 from routing.dataplane.upload import Upload
 from routing.dataplane.upstream import Upstream
 from routing.domain import anthropic, openai
@@ -65,8 +66,15 @@ class Proxied:
         self._sent_at = self._asked_at = 0.0  # when the request's first and last bytes were sent
         self._sent = self._lost = False  # a request is with an engine; the engine ended in the middle of its answer
         self._engine_status = 0
+        self._timings: Timings  # of the endpoint that was chosen
+        self._streams = self._pieces = False  # the answer is a stream; a piece of it has come
         self.tokens = 0  # that the key is charged
         self._heard_at: float | None = None  # when the answer's last bytes came
+
+    @property
+    def endpoint(self) -> str:
+        """Of the last attempt."""
+        return self._endpoint.id if self._endpoint else ""
 
     async def run(self) -> int:
         """Serve; the status that the client got, 0 when it left before any. A client's leaving cancels this."""
@@ -90,7 +98,7 @@ class Proxied:
             if endpoint is None or (number and not chooser.may_retry(route)):
                 break
             if number:
-                self._router.count("retries", route.name, endpoint.id)
+                self._router.metrics.count("retries", route.name, endpoint.id)
             tried.add(endpoint.id)
             chooser.begin(endpoint)
             try:
@@ -100,7 +108,7 @@ class Proxied:
             if outcome is not None:
                 return outcome
             if self._sent and chooser.died(route, self._request):
-                self._router.count("poison", route.name, endpoint.id)
+                self._router.metrics.count("errors", route.name, endpoint.id, "poison")
                 self._fail(500, POISON, code="poison_request", headers=NO_RETRY)
                 return False
         reason = route.reason or f"no replica of {route.name} could be reached"
@@ -111,6 +119,7 @@ class Proxied:
         """True: answered whole. False: answered in part. None: no byte came, so another endpoint may be tried."""
         self._endpoint = endpoint
         self._sent = False
+        self._timings = self._router.metrics.timings[self._route.name, endpoint.id]
         chooser = self._router.chooser
         connect_seconds = self._route.timers.connect
         for fresh in (False, True):
@@ -123,6 +132,7 @@ class Proxied:
                 )
             except (OSError, TimeoutError) as error:
                 chooser.failed(self._route, endpoint, f"cannot be connected to: {type(error).__name__}")
+                self._router.metrics.count("errors", self._route.name, endpoint.id, "connect")
                 return None
             used = self._upstream.used
             self._send(self._upstream, endpoint)
@@ -132,12 +142,14 @@ class Proxied:
                     chooser.answered(self._route, endpoint, self._engine_status)
                 elif self._lost:
                     chooser.failed(self._route, endpoint, "ended in the middle of an answer")
+                    self._router.metrics.count("errors", self._route.name, endpoint.id, "cut")
                     chooser.died(self._route, self._request)
                 return whole
             if not used:
                 break
             # A kept connection that the engine had closed: not its failure, once more on a new one.
         chooser.failed(self._route, endpoint, "ended before its answer")
+        self._router.metrics.count("errors", self._route.name, endpoint.id, "no_answer")
         return None
 
     def _send(self, upstream: Upstream, endpoint: Endpoint) -> None:
@@ -167,6 +179,7 @@ class Proxied:
 
     def engine_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self._heard_at = asyncio.get_running_loop().time()
+        self._timings.first.note(self._heard_at - self._asked_at)
         self._engine_status = status
         if status in (401, 403):
             # Trouble between router and engine is ours, never the client's key.
@@ -178,6 +191,7 @@ class Proxied:
         kept = to_client(headers, fields)
         length_known = b"content-length" in fields
         if fields.get(b"content-type", b"").startswith(b"text/event-stream"):
+            self._streams = True
             self._reader = SseReader(path=self._request.path, strip_usage=self._strip)
             kept = [header for header in kept if header[0] != b"content-length"]
             length_known = False
@@ -188,7 +202,10 @@ class Proxied:
     def engine_body(self, data: bytes) -> None:
         if self._replace:
             return
-        self._heard_at = asyncio.get_running_loop().time()
+        now = asyncio.get_running_loop().time()
+        if self._heard_at is not None and self._pieces:
+            self._timings.gap.note(now - self._heard_at)
+        self._pieces, self._heard_at = self._streams, now
         if self._reader is not None:
             data = self._reader.feed(data)
         if data:
@@ -275,13 +292,16 @@ class Proxied:
             if completion is None and isinstance(self._reader, SseReader):
                 completion = facts.events
         self.tokens = (prompt or 0) + (completion or 0)
+        if self.tokens:
+            self._router.metrics.count("tokens", self._route.name, self.endpoint, "prompt", prompt or 0)
+            self._router.metrics.count("tokens", self._route.name, self.endpoint, "completion", completion or 0)
         self._router.used(
             {
                 "uid": str(uuid.uuid4()),
                 "at": began,
                 "key": self._key.id if self._key else None,
                 "model": self._route.name,
-                "endpoint": self._endpoint.id if self._endpoint else "",
+                "endpoint": self.endpoint,
                 "path": self._request.path,
                 "status": self._status or None,
                 "completed": completed and self._status == 200,

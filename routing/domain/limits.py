@@ -22,7 +22,7 @@ class Limits:
 
     @property
     def any(self) -> bool:
-        return self != NONE
+        return self is not NONE and self != NONE
 
 
 NONE = Limits()

@@ -6,8 +6,13 @@ from typing import Any
 
 import pytest
 import uvloop
+from hypothesis import settings
 
 from tests.routing.stage import Stage
+
+# A busy machine makes an example slow, which says nothing about it.
+settings.register_profile("house", deadline=None)
+settings.load_profile("house")
 
 
 def pytest_asyncio_loop_factories(config: Any, item: Any) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
