@@ -16,5 +16,6 @@ urlpatterns = [
     path("", RedirectView.as_view(url="/admin/", permanent=False)),
     path("healthz", healthz),
     path("admin/", admin.site.urls),
+    path("api/v1/", include("routing.api.urls")),
     path("api/v1/", include("fleet.api.urls")),
 ]

@@ -1,44 +1,72 @@
-"""Writes the routes file that router children read and takes their usage in; with no database the last file stays."""
+"""Writes the routes file that router children read, and takes in what they tell: usage, and who is left out. With no
+database the last file stays, and the usage waits on disk."""
 
 import contextlib
 import json
 import logging
 import os
+import socket
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import redis
 from django.conf import settings
 from django.db import Error as DatabaseError
 from django.db import close_old_connections, transaction
+from django.db.models import Sum
 
 from agent_client.profile import Catalog
 from fleet.endpoints import ROUTES_CHANNEL, published
-from routing.models import ApiKey, Usage
+from routing.models import ApiKey, Ejection, Policy, Usage
 from routing.table import FORMAT_VERSION
 
 log = logging.getLogger("routing")
 
 POLL_SECONDS = 1.0
+#: How often the month's tokens are summed up: each sum that changed is a new routes file.
+USED_SECONDS = 30.0
+BATCH_ROWS = 1000
+LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrency", "tokens_per_month")
+POLICY_FIELDS = ("model", "concurrency", "queue", "queue_seconds", "hold_seconds", "affinity", "sticky")
 
 
-def document() -> dict[str, Any]:
-    """The routes as the database has them now."""
-    keys = [
-        {
-            "id": str(key.pk),
-            "name": key.name,
-            "prefix": key.prefix,
-            "sha256": key.sha256,
-            "models": key.allowed_models,
-            "expires": key.expires_at.isoformat() if key.expires_at else None,
-        }
-        for key in ApiKey.objects.filter(revoked_at__isnull=True)
-    ]
-    return {"version": FORMAT_VERSION, "auth": True, "keys_complete": True, "models": published(), "keys": keys}
+def document(used: Mapping[int, int] | None = None) -> dict[str, Any]:
+    """The routes as the database has them now. `used`: tokens of this month by key."""
+    keys = [_key(key, (used or {}).get(key.pk, 0)) for key in ApiKey.objects.filter(revoked_at__isnull=True)]
+    policies = {row.pop("model"): row for row in Policy.objects.values(*POLICY_FIELDS)}
+    models = [entry | policies.get(entry["name"], {}) for entry in published()]
+    return {"version": FORMAT_VERSION, "auth": True, "keys_complete": True, "models": models, "keys": keys}
+
+
+def used_tokens(now: datetime) -> dict[int, int]:
+    """Tokens of this month by key, for those whose month is limited."""
+    month = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    rows = (
+        Usage.objects.filter(key__tokens_per_month__isnull=False, at__gte=month)
+        .values_list("key")
+        .annotate(prompt=Sum("prompt_tokens"), completion=Sum("completion_tokens"))
+        .order_by()
+    )
+    return {key: (prompt or 0) + (completion or 0) for key, prompt, completion in rows if key is not None}
+
+
+def _key(key: ApiKey, used: int) -> dict[str, Any]:
+    limits = {name: value for name in LIMITS if (value := getattr(key, name)) is not None}
+    return {
+        "id": str(key.pk),
+        "name": key.name,
+        "prefix": key.prefix,
+        "sha256": key.sha256,
+        "models": key.allowed_models,
+        "expires": key.expires_at.isoformat() if key.expires_at else None,
+        "limits": limits,
+        "used_tokens": used if "tokens_per_month" in limits else 0,
+    }
 
 
 def document_of_catalog(catalog: Catalog) -> dict[str, Any]:
@@ -92,30 +120,45 @@ def write(path: Path, data: dict[str, Any]) -> bool:
 class Feed(threading.Thread):
     """Looks when rung and once a second; tells the children when the file changed."""
 
-    def __init__(self, path: Path, usage_dir: Path, on_change: Callable[[], None]) -> None:
+    def __init__(self, path: Path, usage_dir: Path, states_dir: Path, on_change: Callable[[], None]) -> None:
+        """`states_dir`: where children say how they are."""
         super().__init__(name="feed", daemon=True)
         self._path = path
         self._usage_dir = usage_dir
         self._on_change = on_change
+        self._states_dir = states_dir
+        self._used: dict[int, int] = {}
+        self._used_at = -USED_SECONDS
         self._look = threading.Event()
         self._ears = threading.Thread(target=self._listen, name="feed-ears", daemon=True)
 
     def run(self) -> None:
         self._ears.start()
         while True:
-            try:
-                close_old_connections()
-                if write(self._path, document()):
-                    self._on_change()
-                ingest(self._usage_dir)
-            except DatabaseError as error:
-                log.warning("feed.database_away error=%s", type(error).__name__)
-            except OSError as error:
-                log.error("feed.unwritten path=%s error=%s", self._path, error.strerror)
-            except Exception:
-                log.exception("feed.failed")
+            for work in (self._publish, lambda: ingest(self._usage_dir), lambda: note_ejections(self._states_dir)):
+                try:
+                    close_old_connections()
+                    work()
+                except DatabaseError as error:
+                    log.warning("feed.database_away error=%s", type(error).__name__)
+                except OSError as error:
+                    log.error("feed.disk path=%s error=%s", error.filename, error.strerror)
+                except Exception:
+                    log.exception("feed.failed")
             self._look.wait(POLL_SECONDS)
             self._look.clear()
+
+    def finish(self) -> None:
+        """Take in what the children wrote as their last; what does not go in now waits on disk."""
+        with contextlib.suppress(DatabaseError, OSError):
+            close_old_connections()
+            ingest(self._usage_dir)
+
+    def _publish(self) -> None:
+        if time.monotonic() - self._used_at >= USED_SECONDS:
+            self._used, self._used_at = used_tokens(datetime.now(UTC)), time.monotonic()
+        if write(self._path, document(self._used)):
+            self._on_change()
 
     def _listen(self) -> None:
         while True:
@@ -132,17 +175,20 @@ class Feed(threading.Thread):
 def ingest(folder: Path) -> int:
     """Take in whole spool files; a row is stored once however often its file is read."""
     count = 0
+    known: set[int] | None = None
     for path in sorted(folder.glob("*.ready")) if folder.is_dir() else ():
-        rows = []
-        known = set(ApiKey.objects.values_list("pk", flat=True))
-        for line in path.read_text(encoding="utf-8").splitlines():
+        known = set(ApiKey.objects.values_list("pk", flat=True)) if known is None else known
+        rows, bad = [], 0
+        for line in path.read_bytes().splitlines():
             try:
                 rows.append(_usage(json.loads(line), known))
-            except (ValueError, KeyError, TypeError) as error:
-                log.error("usage.bad_row file=%s error=%s", path.name, error)
+            except (ValueError, KeyError, TypeError, OverflowError) as error:
+                bad += 1
+                log.error("usage.bad_row file=%s error=%s", path.name, type(error).__name__)
         with transaction.atomic():
-            Usage.objects.bulk_create(rows, ignore_conflicts=True)
-        path.unlink(missing_ok=True)
+            Usage.objects.bulk_create(rows, batch_size=BATCH_ROWS, ignore_conflicts=True)
+        # A row that nobody can read is for people: it must neither be lost nor stand in the way of the others.
+        path.rename(path.with_suffix(".bad")) if bad else path.unlink(missing_ok=True)
         count += len(rows)
     return count
 
@@ -150,15 +196,58 @@ def ingest(folder: Path) -> int:
 def _usage(row: dict[str, Any], keys: set[int]) -> Usage:
     key = int(row["key"]) if str(row.get("key") or "").isdecimal() else None
     return Usage(
-        uid=row["uid"],
+        uid=UUID(str(row["uid"])),
         at=datetime.fromtimestamp(row["at"], UTC),
         key_id=key if key in keys else None,
         model=row["model"][:127],
         endpoint=row["endpoint"][:200],
         path=row["path"][:100],
         status=row["status"],
-        completed=row["completed"],
-        prompt_tokens=row["prompt_tokens"],
-        completion_tokens=row["completion_tokens"],
+        completed=bool(row["completed"]),
+        prompt_tokens=_bounded(row["prompt_tokens"]),
+        completion_tokens=_bounded(row["completion_tokens"]),
         seconds=row["seconds"],
+    )
+
+
+def _bounded(count: int | None) -> int | None:
+    """An engine may say any number; a database takes 63 bits."""
+    return count if count is None or 0 <= count < 2**63 else None
+
+
+def note_ejections(folder: Path) -> None:
+    """Whom this machine's children leave out now, in place of what was there."""
+    host = socket.gethostname()
+    found: dict[tuple[str, str], Ejection] = {}
+    for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
+        try:
+            state = json.loads(path.read_bytes())
+            rows = [_ejection(f"{host}/{path.stem}", row) for row in state["ejections"]]
+        except (ValueError, KeyError, TypeError):
+            continue  # half written, or by another version
+        found |= {(row.router, row.endpoint): row for row in rows}
+    shown = list(Ejection.objects.filter(router__startswith=f"{host}/"))
+    if not found and not shown:
+        return
+    told = ("reason", "failures", "until")
+    if {(r.router, r.endpoint, r.reason, r.failures) for r in shown} == {
+        (r.router, r.endpoint, r.reason, r.failures) for r in found.values()
+    }:
+        return
+    with transaction.atomic():
+        Ejection.objects.filter(pk__in=[r.pk for r in shown if (r.router, r.endpoint) not in found]).delete()
+        Ejection.objects.bulk_create(
+            found.values(), update_conflicts=True, unique_fields=["router", "endpoint"], update_fields=told
+        )
+
+
+def _ejection(router: str, row: dict[str, Any]) -> Ejection:
+    return Ejection(
+        router=router[:100],
+        endpoint=row["endpoint"][:200],
+        model=row["model"][:127],
+        reason=row["reason"][:200],
+        failures=row["failures"],
+        since=datetime.fromtimestamp(row["since"], UTC),
+        until=datetime.fromtimestamp(row["until"], UTC),
     )

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
+from routing.domain.limits import NONE, Limits
+
 _ALPHABET = string.ascii_lowercase + string.digits
 
 
@@ -20,6 +22,8 @@ class Key:
     sha256: str
     models: frozenset[str] | None = None  # None: all
     expires: datetime | None = None
+    limits: Limits = NONE
+    used_tokens: int = 0  # of this month, as the database knew it
 
     def may_use(self, model: str) -> bool:
         return self.models is None or model in self.models

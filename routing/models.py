@@ -1,5 +1,6 @@
-"""Keys of the router's clients and what they used."""
+"""Keys of the router's clients and what they used; how models are served; which endpoints the routers left out."""
 
+from django.core.validators import MinValueValidator, RegexValidator
 from django.db import models
 
 
@@ -10,6 +11,12 @@ class ApiKey(models.Model):
     prefix = models.CharField(max_length=8, unique=True, editable=False)
     sha256 = models.CharField(max_length=64, editable=False)
     allowed_models = models.JSONField(null=True, blank=True)  # names that it may use; null: all
+    requests_per_minute = models.PositiveIntegerField(null=True, blank=True, validators=[MinValueValidator(1)])
+    tokens_per_minute = models.PositiveBigIntegerField(null=True, blank=True, validators=[MinValueValidator(1)])
+    concurrency = models.PositiveIntegerField(
+        "requests at once", null=True, blank=True, validators=[MinValueValidator(1)]
+    )
+    tokens_per_month = models.PositiveBigIntegerField(null=True, blank=True, validators=[MinValueValidator(1)])
     expires_at = models.DateTimeField(null=True, blank=True)
     revoked_at = models.DateTimeField(null=True, blank=True)
     may_manage = models.BooleanField(default=False)  # may also use the REST API
@@ -41,6 +48,53 @@ class Usage(models.Model):
     class Meta:
         ordering = ["-id"]
         verbose_name_plural = "usage"
+        indexes = [models.Index(fields=["key", "at"], name="usage_of_a_key")]
 
     def __str__(self) -> str:
         return f"{self.model} {self.at:%Y-%m-%d %H:%M}"
+
+
+class Policy(models.Model):
+    """How the router serves one model; a model without one is served by the defaults."""
+
+    model = models.CharField(max_length=127, unique=True, help_text="the catalog model's name")
+    concurrency = models.PositiveIntegerField(default=0, help_text="requests at once over all replicas; 0: no limit")
+    queue = models.PositiveIntegerField(default=100, help_text="how many more may wait for a place")
+    queue_seconds = models.FloatField(default=30.0, validators=[MinValueValidator(0.0)])
+    hold_seconds = models.FloatField(
+        default=0.0, validators=[MinValueValidator(0.0)], help_text="how long a request waits for a model that loads"
+    )
+    affinity = models.BooleanField(default=True, help_text="equal beginnings of prompts go to the same replica")
+    sticky = models.CharField(
+        "sticky header",
+        max_length=60,
+        blank=True,
+        validators=[RegexValidator(r"^[A-Za-z0-9-]+\Z", "letters, digits and hyphens are allowed")],
+        help_text="requests with the same value of this header go to the same replica",
+    )
+
+    class Meta:
+        verbose_name_plural = "policies"
+        ordering = ["model"]
+
+    def __str__(self) -> str:
+        return self.model
+
+
+class Ejection(models.Model):
+    """An endpoint that a router's process leaves out for now. The router's feed alone writes it, whole at each look."""
+
+    router = models.CharField(max_length=100)  # host and process
+    endpoint = models.CharField(max_length=200)
+    model = models.CharField(max_length=127)
+    reason = models.CharField(max_length=200)
+    failures = models.PositiveIntegerField()
+    since = models.DateTimeField()
+    until = models.DateTimeField()  # when it is asked next
+
+    class Meta:
+        ordering = ["endpoint", "router"]
+        constraints = [models.UniqueConstraint(fields=["router", "endpoint"], name="one_ejection_per_process")]
+
+    def __str__(self) -> str:
+        return f"{self.endpoint}: {self.reason}"

@@ -4,15 +4,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 
+from routing.domain.limits import Limits
 from routing.domain.timers import Timers
 from routing.keys import Key
 
 FORMAT_VERSION = 1
+
+N = TypeVar("N", int, float)
 
 
 class TableError(ValueError):
@@ -43,6 +46,12 @@ class Route:
     retry_after: int = 5
     endpoints: tuple[Endpoint, ...] = ()
     timers: Timers = field(default_factory=Timers)
+    concurrency: int = 0  # requests at once over all replicas; 0: no limit
+    queue: int = 100  # how many more may wait for a place
+    queue_seconds: float = 30.0  # and for how long
+    hold_seconds: float = 0.0  # how long a request waits for a model that is loading
+    affinity: bool = True  # requests with the same beginning go to the same replica
+    sticky: bytes = b""  # requests with the same value of this header, in lower case, do
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +104,21 @@ def _route(item: Mapping[str, Any]) -> Route:
         retry_after=int(item.get("retry_after", 5)),
         endpoints=tuple(_endpoint(each) for each in item.get("endpoints", ())),
         timers=_timers(item.get("timers", {})),
+        concurrency=_least(item, "concurrency", 0),
+        queue=_least(item, "queue", 100),
+        queue_seconds=_least(item, "queue_seconds", 30.0),
+        hold_seconds=_least(item, "hold_seconds", 0.0),
+        affinity=bool(item.get("affinity", True)),
+        sticky=str(item.get("sticky") or "").lower().encode("ascii"),
     )
+
+
+def _least(item: Mapping[str, Any], name: str, default: N) -> N:
+    """A number that is not negative."""
+    value = type(default)(item.get(name, default))
+    if value < 0:
+        raise ValueError(f"{name} must not be negative")
+    return value
 
 
 def _timers(item: Mapping[str, Any]) -> Timers:
@@ -121,7 +144,7 @@ def _endpoint(item: Mapping[str, Any]) -> Endpoint:
 
 
 def _key(item: Mapping[str, Any]) -> Key:
-    models = item.get("models")
+    models, limits = item.get("models"), item.get("limits") or {}
     return Key(
         id=str(item.get("id", item["prefix"])),
         name=item["name"],
@@ -129,6 +152,8 @@ def _key(item: Mapping[str, Any]) -> Key:
         sha256=item["sha256"],
         models=None if models is None else frozenset(models),
         expires=_moment(item.get("expires")),
+        limits=Limits(**{name: None if value is None else int(value) for name, value in limits.items()}),
+        used_tokens=int(item.get("used_tokens", 0)),
     )
 
 

@@ -3,13 +3,14 @@
 import asyncio
 import time
 import uuid
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from routing.dataplane.forward import to_client, to_engine
 from routing.dataplane.messages import Headers, Reply, Request, refusal
+from routing.dataplane.metrics import Timings
 from routing.dataplane.upload import Upload
 from routing.dataplane.upstream import Upstream
-from routing.domain import anthropic, openai, select
+from routing.domain import anthropic, openai
 from routing.domain.sse import SseReader
 from routing.domain.usage import WholeReader
 from routing.keys import Key
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from routing.dataplane.router import Router
 
 ATTEMPTS = 2
+POISON = "cannot serve the request: two engines ended while they worked on it"
+#: OpenAI's clients ask again after a 500 unless they are told not to.
+NO_RETRY = ((b"X-Should-Retry", b"false"),)
 
 
 class Client(Protocol):
@@ -61,7 +65,17 @@ class Proxied:
         self._upload: Upload | None = None
         self._paused = False  # the client does not take more for now
         self._sent_at = self._asked_at = 0.0  # when the request's first and last bytes were sent
+        self._sent = self._lost = False  # a request is with an engine; the engine ended in the middle of its answer
+        self._engine_status = 0
+        self._timings: Timings  # of the endpoint that was chosen
+        self._streams = self._pieces = False  # the answer is a stream; a piece of it has come
+        self.tokens = 0  # that the key is charged
         self._heard_at: float | None = None  # when the answer's last bytes came
+
+    @property
+    def endpoint(self) -> str:
+        """Of the last attempt."""
+        return self._endpoint.id if self._endpoint else ""
 
     async def run(self) -> int:
         """Serve; the status that the client got, 0 when it left before any. A client's leaving cancels this."""
@@ -77,32 +91,37 @@ class Proxied:
             self._settle(began, completed)
 
     async def _attempts(self) -> bool:
+        chooser, route = self._router.chooser, self._route
+        chooser.came(route)
         tried: set[str] = set()
-        for _ in range(ATTEMPTS):
-            endpoint = select.pick(self._route.endpoints, self._router.loads, now=time.monotonic(), exclude=tried)
-            if endpoint is None:
+        for number in range(ATTEMPTS):
+            endpoint = chooser.choose(route, self._request, tried)
+            if endpoint is None or (number and not chooser.may_retry(route)):
                 break
+            if number:
+                self._router.metrics.count("retries", route.name, endpoint.id)
             tried.add(endpoint.id)
-            load = self._router.loads[endpoint.id]
-            self._router.turn += 1
-            load.turn = self._router.turn
-            load.outstanding += 1
+            chooser.begin(endpoint)
             try:
                 outcome = await self._try(endpoint)
             finally:
-                load.outstanding -= 1
+                chooser.end(endpoint)
             if outcome is not None:
-                select.succeeded(load) if outcome else None
                 return outcome
-            select.failed(load, now=time.monotonic())
-            self._router.count("llmgw_router_retries_total", self._route.name)
-        reason = self._route.reason or f"no replica of {self._route.name} could be reached"
-        self._fail(503, f"cannot serve {self._route.name} now: {reason}", retry_after=self._route.retry_after)
+            if self._sent and chooser.died(route, self._request):
+                self._router.metrics.count("errors", route.name, endpoint.id, "poison")
+                self._fail(500, POISON, code="poison_request", headers=NO_RETRY)
+                return False
+        reason = route.reason or f"no replica of {route.name} could be reached"
+        self._fail(503, f"cannot serve {route.name} now: {reason}", retry_after=route.retry_after)
         return False
 
     async def _try(self, endpoint: Endpoint) -> bool | None:
         """True: answered whole. False: answered in part. None: no byte came, so another endpoint may be tried."""
         self._endpoint = endpoint
+        self._sent = False
+        self._timings = self._router.metrics.timings[self._route.name, endpoint.id]
+        chooser = self._router.chooser
         connect_seconds = self._route.timers.connect
         for fresh in (False, True):
             try:
@@ -112,22 +131,32 @@ class Proxied:
                     connect_seconds=connect_seconds,
                     fresh=fresh or not self._request.complete,
                 )
-            except (OSError, TimeoutError):
+            except (OSError, TimeoutError) as error:
+                chooser.failed(self._route, endpoint, f"cannot be connected to: {type(error).__name__}")
+                self._router.metrics.count("errors", self._route.name, endpoint.id, "connect")
                 return None
             used = self._upstream.used
             self._send(self._upstream, endpoint)
-            if await self._done:
-                return True
+            whole = await self._done
             if self._status:
-                return False
+                if whole:
+                    chooser.answered(self._route, endpoint, self._engine_status)
+                elif self._lost:
+                    chooser.failed(self._route, endpoint, "ended in the middle of an answer")
+                    self._router.metrics.count("errors", self._route.name, endpoint.id, "cut")
+                    chooser.died(self._route, self._request)
+                return whole
             if not used:
-                return None
+                break
             # A kept connection that the engine had closed: not its failure, once more on a new one.
+        chooser.failed(self._route, endpoint, "ended before its answer")
+        self._router.metrics.count("errors", self._route.name, endpoint.id, "no_answer")
         return None
 
     def _send(self, upstream: Upstream, endpoint: Endpoint) -> None:
         loop = asyncio.get_running_loop()
         self._done = loop.create_future()
+        self._sent = True
         self._sent_at = self._asked_at = loop.time()
         self._heard_at = None
         head, body, self._strip = to_engine(self._request, self._asked, endpoint)
@@ -151,6 +180,8 @@ class Proxied:
 
     def engine_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self._heard_at = asyncio.get_running_loop().time()
+        self._timings.first.note(self._heard_at - self._asked_at)
+        self._engine_status = status
         if status in (401, 403):
             # Trouble between router and engine is ours, never the client's key.
             self._replace = (502, f"cannot serve {self._route.name}: the engine refused the router's key")
@@ -161,6 +192,7 @@ class Proxied:
         kept = to_client(headers, fields)
         length_known = b"content-length" in fields
         if fields.get(b"content-type", b"").startswith(b"text/event-stream"):
+            self._streams = True
             self._reader = SseReader(path=self._request.path, strip_usage=self._strip)
             kept = [header for header in kept if header[0] != b"content-length"]
             length_known = False
@@ -171,7 +203,10 @@ class Proxied:
     def engine_body(self, data: bytes) -> None:
         if self._replace:
             return
-        self._heard_at = asyncio.get_running_loop().time()
+        now = asyncio.get_running_loop().time()
+        if self._heard_at is not None and self._pieces:
+            self._timings.gap.note(now - self._heard_at)
+        self._pieces, self._heard_at = self._streams, now
         if self._reader is not None:
             data = self._reader.feed(data)
         if data:
@@ -192,6 +227,7 @@ class Proxied:
 
     def engine_lost(self) -> None:
         # A body that was passed on as it came is kept nowhere, so it can't be sent again.
+        self._lost = self._status != 0
         self._break(502, "the engine ended in the middle of it", known=self._upload is not None)
 
     def engine_full(self, yes: bool) -> None:
@@ -249,8 +285,8 @@ class Proxied:
 
     # -- ends ---------------------------------------------------------------------------------------------------------
 
-    def _fail(self, status: int, text: str, *, retry_after: int = 0) -> None:
-        self._status = self._client.whole(refusal(status, text, retry_after=retry_after))
+    def _fail(self, status: int, text: str, **more: Any) -> None:
+        self._status = self._client.whole(refusal(status, text, **more))
 
     def _settle(self, began: float, completed: bool) -> None:
         prompt = completion = None
@@ -260,13 +296,17 @@ class Proxied:
             completed = completed and not facts.failed
             if completion is None and isinstance(self._reader, SseReader):
                 completion = facts.events
+        self.tokens = (prompt or 0) + (completion or 0)
+        if self.tokens:
+            self._router.metrics.count("tokens", self._route.name, self.endpoint, "prompt", prompt or 0)
+            self._router.metrics.count("tokens", self._route.name, self.endpoint, "completion", completion or 0)
         self._router.used(
             {
                 "uid": str(uuid.uuid4()),
                 "at": began,
                 "key": self._key.id if self._key else None,
                 "model": self._route.name,
-                "endpoint": self._endpoint.id if self._endpoint else "",
+                "endpoint": self.endpoint,
                 "path": self._request.path,
                 "status": self._status or None,
                 "completed": completed and self._status == 200,

@@ -3,22 +3,23 @@
 import json
 import logging
 import time
-from collections import defaultdict
 from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import unquote
 
-import msgspec
-
 from routing.dataplane import surface
+from routing.dataplane.admission import Admission
+from routing.dataplane.choice import Chooser
 from routing.dataplane.client import ClientConnection
-from routing.dataplane.exchange import Client, Proxied
+from routing.dataplane.exchange import NO_RETRY, POISON, Client, Proxied
 from routing.dataplane.messages import Reply, Request, refusal
+from routing.dataplane.metrics import Metrics
 from routing.dataplane.upstream import Pool
 from routing.dataplane.watch import Watch
 from routing.domain import openai
 from routing.domain.select import Load
+from routing.grid import Grid
 from routing.keys import Denied, authenticate
 from routing.table import Route, RoutingTable
 
@@ -33,19 +34,30 @@ class Router:
         no_auth: bool = False,
         cors: Collection[bytes] = (),
         on_usage: Callable[[dict[str, Any]], None],
+        on_line: Callable[[dict[str, Any]], None] | None = None,
+        grid: Grid | None = None,
+        metrics: Callable[[Metrics], Metrics] = lambda own: own,
     ) -> None:
-        """`cors`: the origins whose pages may read answers; `*` for all."""
-        self.loads: dict[str, Load] = defaultdict(Load)
+        """`cors`: the origins whose pages may read answers; `*` for all. `on_line`: takes the access log. `grid`:
+        shared with the other processes. `metrics`: adds theirs to our own."""
+        self._grid = grid or Grid()
+        self.metrics = Metrics()
+        self.chooser = Chooser(self._grid, self.metrics.count)
+        self.admission = Admission(self._grid)
         self.pool = Pool()
         self.table = table
         self.cors = frozenset(cors)
         self.clients: set[ClientConnection] = set()
         self._watch = Watch(self.clients)
         self.stopping = False
-        self.turn = 0
         self.used = on_usage
         self._no_auth = no_auth
-        self._counters: dict[tuple[str, str], int] = defaultdict(int)
+        self._on_line = on_line
+        self._all_metrics = metrics
+
+    @property
+    def loads(self) -> dict[str, Load]:
+        return self.chooser.loads
 
     @property
     def table(self) -> RoutingTable:
@@ -54,10 +66,9 @@ class Router:
     @table.setter
     def table(self, table: RoutingTable) -> None:
         self._table = table
-        endpoints = {each.id: each for route in table.routes.values() for each in route.endpoints}
-        for gone in [each for each, load in self.loads.items() if each not in endpoints and not load.outstanding]:
-            del self.loads[gone]
-        self.pool.keep({(each.address, each.port) for each in endpoints.values()})
+        self.chooser.update(table)
+        self.admission.update(table)
+        self.pool.keep({(each.address, each.port) for route in table.routes.values() for each in route.endpoints})
 
     def welcome(self, connection: ClientConnection) -> None:
         self.clients.add(connection)
@@ -86,23 +97,40 @@ class Router:
         return self._models(request) if request.method != "POST" else None
 
     async def serve(self, connection: ClientConnection, request: Request, client: Client) -> None:
-        self.said(request, await self._answer(connection, request, client))
+        told: dict[str, Any] = {}
+        status = 0
+        try:
+            status = await self._answer(connection, request, client, told)
+        finally:  # a client that left has its line, too
+            self.said(request, status, **told)
 
-    def said(self, request: Request, status: int) -> None:
-        self.count("llmgw_router_requests_total", str(status))
-        line = {
-            "event": "request",
-            "id": request.id,
-            "method": request.method,
-            "path": request.path,
-            "status": status,
-            "ms": round((time.monotonic() - request.began) * 1000, 1),
-        }
-        log.info(msgspec.json.encode(line).decode())
+    def said(self, request: Request, status: int, *, model: str = "", endpoint: str = "", refused: str = "") -> None:
+        """Count the request, and a line for the access log: nothing of what was asked stands in it."""
+        self.metrics.count("requests", model, endpoint, str(status))
+        if refused:
+            self.metrics.count("refused", model, "", refused)
+        if self._on_line is not None:
+            self._on_line(
+                {
+                    "event": "request",
+                    "at": round(time.time(), 3),
+                    "id": request.id,
+                    "key": request.key.name if request.key else None,
+                    "method": request.method,
+                    "path": request.path,
+                    "model": model or None,
+                    "endpoint": endpoint or None,
+                    "status": status or None,
+                    "ms": round((time.monotonic() - request.began) * 1000, 1),
+                }
+            )
 
-    async def _answer(self, connection: ClientConnection, request: Request, client: Client) -> int:
-        def say(status: int, text: str, *, retry_after: int = 0, code: str = "") -> int:
-            return client.whole(refusal(status, text, retry_after=retry_after, code=code))
+    async def _answer(
+        self, connection: ClientConnection, request: Request, client: Client, told: dict[str, Any]
+    ) -> int:
+        def say(status: int, text: str, *, retry_after: int = 0, code: str = "", **more: Any) -> int:
+            told["refused"] = code or str(status)
+            return client.whole(refusal(status, text, retry_after=retry_after, code=code, **more))
 
         key = request.key
         try:
@@ -114,12 +142,36 @@ class Router:
             return say(404, f"The model `{asked.model}` does not exist.", code="model_not_found")
         if key is not None and not (key.may_use(route.name) or key.may_use(asked.model)):
             return say(403, f"cannot use {asked.model}: the key does not allow it", code="model_not_allowed")
-        if not any(not endpoint.draining for endpoint in route.endpoints):
-            why = route.reason or "no replica is ready"
-            return say(503, f"cannot serve {route.name} now: {why}", retry_after=route.retry_after)
-        exchange = Proxied(self, client, request, route, asked, key)
-        connection.bind(exchange)
-        return await exchange.run()
+        told["model"] = route.name
+        if self.chooser.poison(request):
+            return say(500, POISON, code="poison_request", headers=NO_RETRY)
+        if not _routable(route):
+            route = await self.admission.hold(route, lambda: self.table.routes.get(asked.model))
+            if not _routable(route):
+                why = route.reason or "no replica is ready"
+                return say(503, f"cannot serve {route.name} now: {why}", retry_after=route.retry_after)
+        meter = self.admission.meter(key)
+        too_much = meter.admit(request.size, time.time()) if meter is not None else None
+        if too_much is not None:
+            return say(429, f"cannot serve: {too_much.text}", retry_after=too_much.retry_after, code=too_much.code)
+        tokens, gate = 0, None
+        try:
+            if route.concurrency:
+                gate = await self.admission.enter(route, key)
+                if gate is None:
+                    text = f"cannot serve {route.name} now: {route.concurrency} requests are under way and others wait"
+                    return say(429, text, retry_after=route.retry_after, code="model_busy")
+            exchange = Proxied(self, client, request, route, asked, key)
+            connection.bind(exchange)
+            try:
+                return await exchange.run()
+            finally:
+                tokens, told["endpoint"] = exchange.tokens, exchange.endpoint
+        finally:
+            if gate is not None:
+                gate.leave()
+            if meter is not None:
+                meter.settle(request.size, tokens, time.time())
 
     def _plain(self, request: Request) -> tuple[int, bytes] | None:
         if request.method not in ("GET", "HEAD"):
@@ -131,7 +183,7 @@ class Router:
                 return 503, b"stopping\n"
             return (200, b"ok\n") if self.table.loaded else (503, b"no routes yet\n")
         if request.path == "/metrics":
-            return 200, self._metrics().encode()
+            return 200, self._all_metrics(self.snapshot()).text().encode()
         return None
 
     def _models(self, request: Request) -> Reply:
@@ -149,21 +201,42 @@ class Router:
 
     # -- books --------------------------------------------------------------------------------------------------------
 
-    def count(self, name: str, label: str) -> None:
-        self._counters[name, label] += 1
-
     def broken(self, request: Request, error: Exception) -> None:
         log.error(json.dumps({"event": "broken", "id": request.id, "path": request.path}), exc_info=error)
 
-    def _metrics(self) -> str:
-        lines = [f'{name}{{label="{label}"}} {value}' for (name, label), value in sorted(self._counters.items())]
-        now = time.monotonic()
-        for key, load in sorted(self.loads.items()):
-            lines.append(f'llmgw_router_outstanding{{endpoint="{key}"}} {load.outstanding}')
-            lines.append(f'llmgw_router_ejected{{endpoint="{key}"}} {int(load.ejected_until > now)}')
-        lines.append(f"llmgw_router_table_revision {self.table.revision}")
-        return "\n".join(lines) + "\n"
+    def snapshot(self) -> Metrics:
+        """This process's metrics, with what is under way now."""
+        gauges = self.metrics.gauges = {}
+        for route in {route.name: route for route in self.table.routes.values()}.values():
+            for each in route.endpoints:
+                load = self.loads[each.id]
+                gauges["in_flight", (route.name, each.id, "")] = load.outstanding
+                gauges["ejected", (route.name, each.id, "")] = int(bool(load.health.reason))
+            if route.concurrency:
+                gauges["queue", (route.name, "", "")] = self.admission.gates[route.name].waiting
+        return self.metrics
+
+    def ejections(self) -> list[dict[str, Any]]:
+        """Whom this process leaves out, by the machine's clock."""
+        shift = time.time() - time.monotonic()
+        return [
+            {
+                "endpoint": each.id,
+                "model": route.name,
+                "reason": health.reason,
+                "failures": health.failures,
+                "since": health.since + shift,
+                "until": health.probe_at + shift,
+            }
+            for route in {route.name: route for route in self.table.routes.values()}.values()
+            for each in route.endpoints
+            if (health := self.loads[each.id].health).reason
+        ]
 
 
 def _state(route: Route) -> str:
-    return "ready" if any(not endpoint.draining for endpoint in route.endpoints) else route.state
+    return "ready" if _routable(route) else route.state
+
+
+def _routable(route: Route) -> bool:
+    return any(not endpoint.draining for endpoint in route.endpoints)

@@ -1,8 +1,20 @@
-"""Which endpoint gets a request: not draining, not ejected, fewest outstanding for its weight."""
+"""Which endpoint gets a request: not draining, not ejected, and of those the one with the fewest requests outstanding
+for its weight, unless another has the request's beginning in its cache and is not much busier.
+
+Within a process the choice is exact. Where several processes choose at the same time, each takes the better of two
+drawn ones: all would otherwise take the same best one.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
+
+from routing.domain.ejection import Health
+
+#: How much busier than the average a preferred endpoint may be: this share, and this many requests for its weight.
+#: benchmarks/choice measures what both are worth.
+BUSIER_SHARE = 0.25
+BUSIER_REQUESTS = 2.0
 
 
 class Choosable(Protocol):
@@ -16,36 +28,56 @@ class Choosable(Protocol):
 
 @dataclass(slots=True)
 class Load:
-    """What this process knows of an endpoint; outlives reloads of the table."""
+    """What is known of an endpoint; outlives reloads of the table."""
 
-    outstanding: int = 0
-    failures: int = 0  # in a row
-    ejected_until: float = 0.0  # the caller's clock
+    outstanding: int = 0  # of this process
+    elsewhere: int = 0  # of the others, as last counted
     turn: int = 0  # when it was last chosen: ties go round
+    health: Health = field(default_factory=Health)
+
+    @property
+    def total(self) -> int:
+        return self.outstanding + self.elsewhere
 
 
 T = TypeVar("T", bound=Choosable)
 
-EJECT_FIRST_SECONDS = 1.0
-EJECT_LONGEST_SECONDS = 30.0
 
-
-def pick(endpoints: Sequence[T], loads: Mapping[str, Load], *, now: float, exclude: Collection[str] = ()) -> T | None:
-    """The best endpoint, or None. When all are ejected all count again: a model is never lost to ejection alone."""
+def routable(
+    endpoints: Sequence[T], loads: Mapping[str, Load], exclude: Collection[str] = ()
+) -> tuple[Sequence[T], bool]:
+    """Who may be chosen, and whether that is panic: when all are ejected all count, so that a model is never lost to
+    ejection alone."""
     able = [e for e in endpoints if not e.draining and e.weight > 0 and e.id not in exclude]
-    fit = [e for e in able if loads[e.id].ejected_until <= now] or able
-    if not fit:
-        return None
-    return min(fit, key=lambda e: ((loads[e.id].outstanding + 1) / e.weight, loads[e.id].turn))
+    fit = [e for e in able if not loads[e.id].health.reason]
+    return (fit, False) if fit or not able else (able, True)
 
 
-def failed(load: Load, *, now: float) -> None:
-    """A connection failed: out of the choice for 1 s x 2 per failure in a row, up to 30 s."""
-    load.failures += 1
-    pause = min(EJECT_FIRST_SECONDS * 2 ** min(load.failures - 1, 10), EJECT_LONGEST_SECONDS)
-    load.ejected_until = now + pause
+def pick(
+    fit: Sequence[T],
+    loads: Mapping[str, Load],
+    *,
+    preferred: str | None = None,
+    draws: tuple[float, float] | None = None,
+) -> T | None:
+    """The best of these. `draws`, from 0 to below 1, say which two are looked at; None: look at all."""
+    if len(fit) < 2:
+        return fit[0] if fit else None
+    if preferred is not None and (liked := next((e for e in fit if e.id == preferred), None)) is not None:
+        average = sum(loads[e.id].total for e in fit) / sum(e.weight for e in fit)
+        if loads[liked.id].total / liked.weight <= average * (1 + BUSIER_SHARE) + BUSIER_REQUESTS:
+            return liked
+    if draws is not None and len(fit) > 2:
+        first = _drawn(fit, draws[0])
+        fit = (first, _drawn([e for e in fit if e is not first], draws[1]))
+    return min(fit, key=lambda e: ((loads[e.id].total + 1) / e.weight, loads[e.id].turn))
 
 
-def succeeded(load: Load) -> None:
-    load.failures = 0
-    load.ejected_until = 0.0
+def _drawn(fit: Sequence[T], draw: float) -> T:
+    """By weight: a heavy one shall be looked at more often."""
+    left = draw * sum(e.weight for e in fit)
+    for each in fit:
+        left -= each.weight
+        if left < 0:
+            return each
+    return fit[-1]

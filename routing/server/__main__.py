@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import signal
@@ -11,48 +10,20 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import uvloop
 
 from routing.dataplane.client import ClientConnection
+from routing.dataplane.journal import Journal
 from routing.dataplane.router import Router
-from routing.server.parent import CANNOT_LISTEN
+from routing.server.listening import CANNOT_LISTEN, open_listener
+from routing.server.shared import Shared
 from routing.table import RoutingTable, TableError, load
 
 log = logging.getLogger("routing")
 
 POLL_SECONDS = 1.0
-USAGE_SECONDS = 1.0
-
-
-class UsageSpool:
-    """Usage as JSON lines on disk; files end in `.ready` when whole, for whoever takes them in."""
-
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
-        self._rows: list[dict[str, Any]] = []
-        self._number = 0
-
-    def add(self, row: dict[str, Any]) -> None:
-        if self._folder is not None:
-            self._rows.append(row)
-
-    def flush(self) -> None:
-        if not self._rows or self._folder is None:
-            return
-        self._number += 1
-        name = self._folder / f"usage-{os.getpid()}-{time.time_ns()}-{self._number}"
-        text = "".join(json.dumps(row) + "\n" for row in self._rows)
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            name.with_suffix(".new").write_text(text, encoding="utf-8")
-            name.with_suffix(".new").replace(name.with_suffix(".ready"))
-        except OSError as error:  # kept in memory, up to a bound, until the disk takes it
-            log.error("usage.unwritten error=%s", error.strerror)
-            self._rows = self._rows[-100_000:]
-            return
-        self._rows = []
+TELL_SECONDS = 1.0
 
 
 async def serve(args: argparse.Namespace) -> int:
@@ -62,21 +33,38 @@ async def serve(args: argparse.Namespace) -> int:
     except TableError as error:
         log.warning("routes.missing %s", error)
         table = RoutingTable(keys_complete=False, loaded=False)
-    spool = UsageSpool(Path(args.usage_dir) if args.usage_dir else None)
     cors = [origin.encode() for origin in args.cors_origin]
-    router = Router(table, no_auth=args.no_auth, cors=cors, on_usage=spool.add)
+    shared = Shared(Path(args.shared_dir) if args.shared_dir else None)
+    log_file = None if args.no_access_log else sys.stderr.fileno()
+    journal = Journal(Path(args.usage_dir) if args.usage_dir else None, log_file)
+    router = Router(
+        table,
+        no_auth=args.no_auth,
+        cors=cors,
+        on_usage=journal.usage,
+        on_line=None if args.no_access_log else journal.line,
+        grid=shared.grid,
+        metrics=shared.all_metrics,
+    )
+    shared.resume(router)
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-    address, _, port = args.listen.rpartition(":")
     try:
-        listener = _listener(address.strip("[]"), int(port))
+        listener = socket.socket(fileno=args.listen_fd) if args.listen_fd is not None else open_listener(args.listen)
     except OSError as error:
         sys.stderr.write(f"cannot listen on {args.listen}: {error.strerror}\n")
         return CANNOT_LISTEN
     server = await loop.create_server(lambda: ClientConnection(router), sock=listener)
-    tasks = [loop.create_task(_reload(router, path, args.control_fd)), loop.create_task(_spool(spool))]
+    journal.start()
+    tasks = [
+        loop.create_task(_reload(router, path, args.control_fd)),
+        loop.create_task(_tell(router, shared, journal)),
+    ]
+    if args.ready_fd is not None:
+        os.write(args.ready_fd, b"ready\n")
+        os.close(args.ready_fd)
     await stopped.wait()
     router.stopping = True
     server.close()
@@ -87,19 +75,10 @@ async def serve(args: argparse.Namespace) -> int:
         await asyncio.sleep(0.05)
     for task in tasks:
         task.cancel()
-    spool.flush()
+    router.chooser.close()
+    journal.close()
+    shared.tell(router)
     return 0
-
-
-def _listener(address: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    sock.bind((address, port))
-    sock.listen(1024)
-    sock.setblocking(False)
-    return sock
 
 
 async def _reload(router: Router, path: Path, control_fd: int | None) -> None:
@@ -132,16 +111,23 @@ async def _reload(router: Router, path: Path, control_fd: int | None) -> None:
         told.clear()
 
 
-async def _spool(spool: UsageSpool) -> None:
+async def _tell(router: Router, shared: Shared, journal: Journal) -> None:
+    """Say now and then how this process is; the journal's thread writes it."""
+    written = shared.text(router)
+    journal.chores.append(lambda: shared.write(written))
     while True:
-        await asyncio.sleep(USAGE_SECONDS)
-        spool.flush()
+        await asyncio.sleep(TELL_SECONDS)
+        written = shared.text(router)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m routing.server")
     parser.add_argument("--routes", required=True, help="the routes file")
     parser.add_argument("--listen", default="127.0.0.1:8080")
+    parser.add_argument("--listen-fd", type=int, default=None, help="an open listener, instead of --listen")
+    parser.add_argument("--ready-fd", type=int, default=None, help="told when requests are taken")
+    parser.add_argument("--shared-dir", default="", help="what the processes share: counts and metrics")
+    parser.add_argument("--no-access-log", action="store_true")
     parser.add_argument("--control-fd", type=int, default=None)
     parser.add_argument("--usage-dir", default="")
     parser.add_argument("--drain-seconds", type=float, default=600.0)

@@ -1,4 +1,7 @@
-"""Keeps the router's child processes running; they share one port by SO_REUSEPORT and die with this process."""
+"""Keeps the router's child processes running; they share one port by SO_REUSEPORT and die with this process.
+
+A child is replaced without a gap: the new one takes connections first, then the old one stops and ends its answers.
+"""
 
 import asyncio
 import contextlib
@@ -6,17 +9,21 @@ import ctypes
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from routing.server.listening import BAD_ARGUMENT, CANNOT_LISTEN
 
 log = logging.getLogger("routing")
 
 PR_SET_PDEATHSIG = 1
-#: A child's exit code for a port that it can't have (EX_UNAVAILABLE of sysexits.h), and argparse's for a bad argument.
-CANNOT_LISTEN, BAD_ARGUMENT = 69, 2
+READY_SECONDS = 30.0
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, STABLE_SECONDS = 0.2, 5.0, 10.0
 
 
@@ -31,6 +38,18 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
 
 
+Awaited = asyncio.Future[int] | asyncio.Future[bool] | asyncio.Event
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Child:
+    process: asyncio.subprocess.Process
+    ended: asyncio.Future[int]
+    ready: asyncio.Future[bool]
+    control: int  # the write end of its pipe
+    began: float
+
+
 class ChildSet:
     def __init__(
         self,
@@ -39,37 +58,59 @@ class ChildSet:
         *,
         stop_seconds: float = 610.0,
         program: Sequence[str] = (sys.executable, "-m", "routing.server"),
+        listeners: Sequence[socket.socket] = (),
     ) -> None:
-        """`stop_seconds`: what a child has between TERM and KILL."""
-        self.pids: set[int] = set()
+        """`stop_seconds`: what a child has between TERM and KILL. `listeners`: one for each child, else it opens its
+        own."""
         self._command = [*program, *argv]
         self._count = processes
         self._stop_seconds = stop_seconds
+        self._listeners = listeners
         self._stopping = asyncio.Event()
-        self._pipes: dict[int, int] = {}  # child number → write end of its control pipe
-        self._pipes_lock = threading.Lock()  # notify_reload comes from another thread
+        self._renewals = [asyncio.Event() for _ in range(processes)]
+        self._children: set[Child] = set()
+        self._lock = threading.Lock()  # notify_reload comes from another thread
+        self._leaving: set[asyncio.Future[None]] = set()
+
+    @property
+    def pids(self) -> set[int]:
+        return {child.process.pid for child in self._children}
 
     async def run(self) -> int:
         """Until stop(): 0; or the exit code of a child that can't start at all, when the others are stopped too."""
-        return max(await asyncio.gather(*[self._keep(number) for number in range(self._count)]), default=0)
+        code = max(await asyncio.gather(*[self._keep(number) for number in range(self._count)]), default=0)
+        if self._leaving:
+            await asyncio.wait(self._leaving)
+        return code
 
     def stop(self) -> None:
         self._stopping.set()
 
+    def renew(self) -> None:
+        """Replace all children by new ones, without a gap."""
+        for renewal in self._renewals:
+            renewal.set()
+
     def notify_reload(self) -> None:
-        with self._pipes_lock:
-            for pipe in self._pipes.values():
+        with self._lock:
+            for child in self._children:
                 with contextlib.suppress(OSError):  # full: it has been told already
-                    os.write(pipe, b"reload\n")
+                    os.write(child.control, b"reload\n")
 
     async def _keep(self, number: int) -> int:
         pause, served = FIRST_PAUSE_SECONDS, False
+        child: Child | None = None
         while not self._stopping.is_set():
-            began = time.monotonic()
-            code = await self._one(number)
+            child = child or await self._start(number)
+            if child is not None:
+                await self._any(child.ended, self._renewals[number])
+                if not child.ended.done() and not self._stopping.is_set():
+                    child = await self._replace(child, number)
+                    continue
             if self._stopping.is_set():
                 break
-            lived = time.monotonic() - began
+            code, lived = (child.ended.result(), time.monotonic() - child.began) if child else (1, 0.0)
+            child = None
             log.error("router.child_ended number=%d code=%d lived=%.1f", number, code, lived)
             if code in (CANNOT_LISTEN, BAD_ARGUMENT) and not served:
                 self.stop()
@@ -78,44 +119,89 @@ class ChildSet:
             pause = FIRST_PAUSE_SECONDS if lived > STABLE_SECONDS else min(pause * 2, LONGEST_PAUSE_SECONDS)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause)
+        if child is not None:
+            await self._end(child)
         return 0
 
-    async def _one(self, number: int) -> int:
-        """Run one child until it ends; its exit code."""
-        read_end, write_end = os.pipe()
-        os.set_blocking(write_end, False)
+    async def _replace(self, old: Child, number: int) -> Child:
+        """The new child, when it takes requests; else the old one goes on."""
+        self._renewals[number].clear()
+        new = await self._start(number)
+        if new is None:
+            return old
+        await self._any(new.ready, new.ended, seconds=READY_SECONDS)
+        if not new.ready.done() or not new.ready.result():
+            log.error("router.not_renewed number=%d", number)
+            await self._end(new, seconds=0.0)
+            return old
+        leaving = asyncio.ensure_future(self._end(old))
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
+        return new
+
+    async def _start(self, number: int) -> Child | None:
+        (control_read, control), (ready_read, ready_write) = os.pipe(), os.pipe()
+        os.set_blocking(control, False)
+        handed = [control_read, ready_write]
+        argv = [*self._command, "--control-fd", str(control_read), "--ready-fd", str(ready_write)]
+        if self._listeners:
+            handed.append(self._listeners[number].fileno())
+            argv += ["--listen-fd", str(handed[-1])]
         try:
-            child = await asyncio.create_subprocess_exec(
-                *self._command,
-                "--control-fd",
-                str(read_end),
-                pass_fds=(read_end,),
-                preexec_fn=die_with_parent,
-                env=_environment(),
+            process = await asyncio.create_subprocess_exec(
+                *argv, pass_fds=handed, preexec_fn=die_with_parent, env=_environment()
             )
         except OSError as error:
             log.error("router.unstarted number=%d error=%s", number, error.strerror)
-            os.close(write_end)
-            return 1
+            os.close(control)
+            os.close(ready_read)
+            return None
         finally:
-            os.close(read_end)
-        self.pids.add(child.pid)
-        with self._pipes_lock:
-            self._pipes[number] = write_end
-        try:
-            return await self._until_end(child)
-        finally:
-            self.pids.discard(child.pid)
-            with self._pipes_lock:
-                os.close(self._pipes.pop(number))
+            os.close(control_read)
+            os.close(ready_write)
+        child = Child(
+            process=process,
+            ended=asyncio.ensure_future(process.wait()),
+            ready=_ready(ready_read),
+            control=control,
+            began=time.monotonic(),
+        )
+        with self._lock:
+            self._children.add(child)
+        child.ended.add_done_callback(lambda _: self._forget(child))
+        return child
 
-    async def _until_end(self, child: asyncio.subprocess.Process) -> int:
-        ended, stopping = asyncio.ensure_future(child.wait()), asyncio.ensure_future(self._stopping.wait())
-        await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        for signal_, seconds in ((signal.SIGTERM, self._stop_seconds), (signal.SIGKILL, None)):
-            if not ended.done():
+    def _forget(self, child: Child) -> None:
+        with self._lock:
+            self._children.discard(child)
+            os.close(child.control)
+
+    async def _end(self, child: Child, *, seconds: float | None = None) -> None:
+        limit = self._stop_seconds if seconds is None else seconds
+        for signal_, patience in ((signal.SIGTERM, limit), (signal.SIGKILL, None)):
+            if not child.ended.done():
                 with contextlib.suppress(ProcessLookupError):
-                    child.send_signal(signal_)
-                await asyncio.wait({ended}, timeout=seconds)
-        return await ended
+                    child.process.send_signal(signal_)
+                await asyncio.wait({child.ended}, timeout=patience)
+
+    async def _any(self, *awaited: Awaited, seconds: float | None = None) -> None:
+        """Wait for the first of these, or for the stop."""
+        waits = [asyncio.ensure_future(e.wait()) for e in (*awaited, self._stopping) if isinstance(e, asyncio.Event)]
+        futures: list[Any] = [each for each in awaited if not isinstance(each, asyncio.Event)]
+        await asyncio.wait([*waits, *futures], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+
+
+def _ready(pipe: int) -> asyncio.Future[bool]:
+    """Whether the child says that it takes requests; False: it ended before."""
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[bool] = loop.create_future()
+
+    def readable() -> None:
+        loop.remove_reader(pipe)
+        ready.set_result(bool(os.read(pipe, 64)))
+        os.close(pipe)
+
+    loop.add_reader(pipe, readable)
+    return ready

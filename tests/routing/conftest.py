@@ -6,13 +6,8 @@ from typing import Any
 
 import pytest
 import uvloop
-from hypothesis import settings
 
 from tests.routing.stage import Stage
-
-# How long an example takes says more about the machine's other work than about the code.
-settings.register_profile("routing", deadline=None)
-settings.load_profile("routing")
 
 
 def pytest_asyncio_loop_factories(config: Any, item: Any) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:

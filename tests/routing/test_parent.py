@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from routing.server.parent import CANNOT_LISTEN, ChildSet
+from routing.server.listening import CANNOT_LISTEN
+from routing.server.parent import ChildSet
 from tests.e2e.harness import PATIENCE, free_port
 from tests.routing.stage import until, wait
 

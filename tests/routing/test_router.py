@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routing.domain import openai, select
+from routing.domain import openai
 from routing.domain.sse import SseReader
 from routing.keys import Denied, Key, authenticate, new_key
 from tests.e2e.harness import ROOT, free_port, wait_for
@@ -271,18 +271,6 @@ def test_usage_is_asked_for_without_touching_the_rest() -> None:
     changed, added = openai.ask_usage(body, "/v1/chat/completions", asked)
     assert added
     assert json.loads(changed) == json.loads(body) | {"stream_options": {"include_usage": True}}
-
-
-def test_ejection_never_takes_the_last_endpoint() -> None:
-    from routing.table import Endpoint
-
-    ends = [Endpoint(id=i, address="a", port=1) for i in "ab"]
-    loads = {"a": select.Load(), "b": select.Load()}
-    select.failed(loads["a"], now=0)
-    assert select.pick(ends, loads, now=0.5).id == "b"  # type: ignore[union-attr]
-    select.failed(loads["b"], now=0)
-    assert select.pick(ends, loads, now=0.5) is not None
-    assert select.pick(ends, loads, now=0.5, exclude={"a", "b"}) is None
 
 
 def test_keys() -> None:

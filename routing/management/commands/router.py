@@ -17,9 +17,16 @@ from django.core.management.base import BaseCommand, CommandError
 
 from agent_client.profile import ProfileError, parse_catalog
 from routing.feed import Feed, document_of_catalog, write
+from routing.server.listening import open_listener
 from routing.server.parent import ChildSet
 
 log = logging.getLogger("routing")
+
+NO_AUTH = """
+=====================================================================
+  WARNING: --no-auth. Whoever reaches {listen} is served WITHOUT A KEY.
+=====================================================================
+"""
 
 
 class Command(BaseCommand):
@@ -38,6 +45,7 @@ class Command(BaseCommand):
             metavar="ORIGIN",
             help="pages from there may use the API, such as https://chat.example.org; may be repeated; * for all",
         )
+        parser.add_argument("--no-access-log", action="store_true")
         parser.add_argument("--drain-seconds", type=float, default=600.0)
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -53,18 +61,32 @@ class Command(BaseCommand):
             self._serve(Path(folder), options)
 
     def _serve(self, folder: Path, options: dict[str, Any]) -> None:
-        routes = folder / "routes.json"
+        if options["no_auth"]:
+            self.stderr.write(NO_AUTH.format(listen=options["listen"]))
+        routes, count = folder / "routes.json", max(options["processes"], 1)
         argv = ["--routes", str(routes), "--listen", options["listen"], "--usage-dir", str(folder / "usage")]
-        argv += ["--drain-seconds", str(options["drain_seconds"])] + (["--no-auth"] if options["no_auth"] else [])
+        argv += ["--shared-dir", str(folder / "router"), "--drain-seconds", str(options["drain_seconds"])]
         argv += [f"--cors-origin={origin}" for origin in options["cors_origin"]]
+        argv += [f"--{name}" for name in ("no-auth", "no-access-log") if options[name.replace("-", "_")]]
+        try:
+            listeners = [open_listener(options["listen"]) for _ in range(count)]
+        except OSError as error:
+            raise CommandError(f"cannot listen on {options['listen']}: {error.strerror}; give another --listen")
         # What a child needs after its drain is little: it writes the last usage.
-        children = ChildSet(argv, max(options["processes"], 1), stop_seconds=options["drain_seconds"] + 10)
+        children = ChildSet(argv, count, stop_seconds=options["drain_seconds"] + 10, listeners=listeners)
+
+        def renew() -> None:
+            if options["catalog"]:
+                _reread(Path(options["catalog"]), routes, options["no_auth"], children)
+            children.renew()
+
         if options["catalog"]:
-            reread = lambda: _reread(Path(options["catalog"]), routes, options["no_auth"], children)  # noqa: E731
-            code = asyncio.run(_run(children, reread))
+            code = asyncio.run(_run(children, renew))
         else:
-            Feed(routes, folder / "usage", children.notify_reload).start()
-            code = asyncio.run(_run(children, children.notify_reload))
+            feed = Feed(routes, folder / "usage", folder / "router", children.notify_reload)
+            feed.start()
+            code = asyncio.run(_run(children, renew))
+            feed.finish()
         if code:
             raise CommandError(f"cannot serve on {options['listen']}: the router's processes ended with code {code}")
 

@@ -1,40 +1,64 @@
-"""`manage.py router_key NAME`: make a client's key. Its text is shown once."""
+"""`manage.py router-key NAME`: make a client's key. Its text is shown once."""
 
 import argparse
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
+from django.db import DatabaseError
 
-from fleet.endpoints import ring_routes
 from routing.keys import new_key
-from routing.models import ApiKey
+from routing.services import KeyNameTaken, create_key
+
+LIMITS = {
+    "requests_per_minute": "requests in any minute",
+    "tokens_per_minute": "tokens in any minute",
+    "concurrency": "requests at once",
+    "tokens_per_month": "tokens in a month of the calendar (UTC)",
+}
 
 
 class Command(BaseCommand):
-    help = "Make an API key and print it once; --catalog-entry stores nothing and prints the entry for a file."
+    help = (
+        "Make an API key and print it once. With --catalog-entry, and where there is no database, nothing is stored: "
+        "the line for a catalog file is printed, too."
+    )
+    requires_system_checks: list[str] = []
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("name")
         parser.add_argument("--models", default="", help="comma-separated names that the key may use; default: all")
         parser.add_argument("--manage", action="store_true", help="the key may also use the REST API")
         parser.add_argument("--catalog-entry", action="store_true")
+        for name, text in LIMITS.items():
+            parser.add_argument(f"--{name.replace('_', '-')}", type=_positive, metavar="N", help=text)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        text, prefix, sha256 = new_key()
         models = [name for name in options["models"].split(",") if name] or None
         if options["catalog_entry"]:
-            listed = f", models: [{', '.join(models)}]" if models else ""
-            self.stdout.write(f"key (shown once): {text}")
-            self.stdout.write(f"  - {{name: {options['name']}, prefix: {prefix}, sha256: {sha256}{listed}}}")
-            return
-        if ApiKey.objects.filter(name=options["name"]).exists():
-            raise CommandError(f"cannot make the key {options['name']}: there is one of that name; choose another")
-        ApiKey.objects.create(
-            name=options["name"],
-            prefix=prefix,
-            sha256=sha256,
-            allowed_models=models,
-            may_manage=options["manage"],
-        )
-        ring_routes()
+            return self._entry(options["name"], models)
+        limits = {name: options[name] for name in LIMITS}
+        try:
+            _, text = create_key(name=options["name"], allowed_models=models, may_manage=options["manage"], **limits)
+        except KeyNameTaken as error:
+            raise CommandError(str(error))
+        except DatabaseError:
+            if options["manage"] or any(limits.values()):
+                raise CommandError(
+                    f"cannot make the key {options['name']}: the database has no tables or does not answer, and only "
+                    "it keeps limits; run manage.py migrate"
+                )
+            self.stderr.write("no database is set up: the key is stored nowhere; put its line into a catalog file")
+            return self._entry(options["name"], models)
         self.stdout.write(text)
+
+    def _entry(self, name: str, models: list[str] | None) -> None:
+        text, prefix, sha256 = new_key()
+        listed = f", models: [{', '.join(models)}]" if models else ""
+        self.stdout.write(f"key (shown once): {text}")
+        self.stdout.write(f"  - {{name: {name}, prefix: {prefix}, sha256: {sha256}{listed}}}")
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return int(text)

@@ -1,0 +1,1 @@
+"""The REST API of the router's own rows: keys, and which endpoints are left out."""

@@ -1,0 +1,170 @@
+"""Who gets a request, and what became of those who got one: loads over all processes, ejection, second attempts."""
+
+import asyncio
+import json
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection
+from random import random
+from zlib import crc32
+
+from routing.dataplane.messages import Request
+from routing.domain import affinity, select
+from routing.domain.budget import RetryBudget
+from routing.domain.poison import Suspects
+from routing.domain.select import Load
+from routing.grid import Grid
+from routing.table import Endpoint, Route, RoutingTable
+
+log = logging.getLogger("routing")
+
+PROBE_SECONDS = 2.0
+LOOK_SECONDS = 0.2
+
+
+class Chooser:
+    def __init__(self, grid: Grid, count: Callable[[str, str, str], None]) -> None:
+        """`count`: told the kind, model and endpoint of what happened."""
+        self.loads: dict[str, Load] = defaultdict(Load)
+        self._grid = grid
+        self._count = count
+        self._suspects = Suspects(grid.suspects)
+        self._budgets: dict[str, RetryBudget] = defaultdict(RetryBudget)
+        self._rows: dict[str, int] = {}
+        self._words: dict[int, str] = {}
+        self._endpoints: dict[str, Endpoint] = {}
+        self._turn = 0
+        self._probes: dict[str, asyncio.Task[None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def update(self, table: RoutingTable) -> None:
+        endpoints = {each.id: each for route in table.routes.values() for each in route.endpoints}
+        for gone in [each for each, load in self.loads.items() if each not in endpoints and not load.outstanding]:
+            del self.loads[gone]
+        self._endpoints = endpoints
+        self._rows |= self._grid.rows(each for each in endpoints if each not in self._rows)
+        self._words = {affinity.word_of(each): each for each in endpoints}
+
+    # -- before -------------------------------------------------------------------------------------------------------
+
+    def choose(self, route: Route, request: Request, tried: Collection[str]) -> Endpoint | None:
+        fit, panic = select.routable(route.endpoints, self.loads, tried)
+        if panic:
+            self._count("panics", route.name, "")
+        if len(fit) < 2:
+            return fit[0] if fit else None
+        alone = self._grid.alone
+        if not alone:
+            for each in fit:
+                load = self.loads[each.id]
+                load.elsewhere = self._grid.total(self._rows[each.id], 0) - load.outstanding
+        if route.sticky and (session := request.fields.get(route.sticky)):
+            return affinity.by_header(session, fit)
+        preferred, sums = None, list[int]()
+        if route.affinity and request.form is None:
+            sums = affinity.beginnings(route.name, request.body)
+            preferred = self._words.get(affinity.remembered(self._grid.hints, sums)) if sums else None
+        chosen = select.pick(fit, self.loads, preferred=preferred, draws=None if alone else (random(), random()))
+        if sums and chosen is not None:
+            affinity.remember(self._grid.hints, sums, affinity.word_of(chosen.id))
+        return chosen
+
+    def begin(self, endpoint: Endpoint) -> None:
+        load = self.loads[endpoint.id]
+        self._turn += 1
+        load.turn = self._turn
+        load.outstanding += 1
+        self._publish(endpoint.id, load)
+
+    def end(self, endpoint: Endpoint) -> None:
+        load = self.loads[endpoint.id]
+        load.outstanding -= 1
+        self._publish(endpoint.id, load)
+
+    def _publish(self, endpoint: str, load: Load) -> None:
+        row = self._rows.get(endpoint)
+        if row is not None:
+            self._grid.words[self._grid.cell(row)] = load.outstanding
+
+    # -- after --------------------------------------------------------------------------------------------------------
+
+    def came(self, route: Route) -> None:
+        self._budgets[route.name].deposit()
+
+    def may_retry(self, route: Route) -> bool:
+        return self._budgets[route.name].withdraw()
+
+    def answered(self, route: Route, endpoint: Endpoint, status: int) -> None:
+        if self.loads[endpoint.id].health.answered(status, now=time.monotonic()):
+            self._ejected(route, endpoint)
+
+    def failed(self, route: Route, endpoint: Endpoint, reason: str) -> None:
+        if self.loads[endpoint.id].health.failed(reason, now=time.monotonic()):
+            self._ejected(route, endpoint)
+
+    def poison(self, request: Request) -> bool:
+        now = int(time.time())
+        return self._suspects.any(now) and request.form is None and self._suspects.poison(crc32(request.body), now)
+
+    def died(self, route: Route, request: Request) -> bool:
+        """An engine died during this request; whether that makes it poison."""
+        if request.form is not None:
+            return False
+        now = int(time.time())
+        self._suspects.died(crc32(request.body), now)
+        return self._suspects.poison(crc32(request.body), now)
+
+    # -- probes -------------------------------------------------------------------------------------------------------
+
+    def _ejected(self, route: Route, endpoint: Endpoint) -> None:
+        health = self.loads[endpoint.id].health
+        self._count("ejections", route.name, endpoint.id)
+        log.warning(json.dumps({"event": "ejected", "endpoint": endpoint.id, "reason": health.reason}))
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        """Ask those who are out and whose time has come."""
+        self._timer, now, out = None, time.monotonic(), False
+        for name, load in self.loads.items():
+            endpoint = self._endpoints.get(name)
+            if not load.health.reason or endpoint is None:
+                continue
+            out = True
+            if now >= load.health.probe_at and name not in self._probes:
+                self._probes[name] = task = asyncio.get_running_loop().create_task(self._probe(endpoint, load))
+                task.add_done_callback(lambda _, name=name: self._probes.pop(name, None))  # type: ignore[misc]
+        if out:
+            self._timer = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
+
+    async def _probe(self, endpoint: Endpoint, load: Load) -> None:
+        """Any answer below 500 says that something is there that understands HTTP."""
+        try:
+            async with asyncio.timeout(PROBE_SECONDS):
+                status = await _ask_health(endpoint)
+        except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
+            load.health.failed(f"does not answer a probe: {type(error).__name__}", now=time.monotonic())
+            return
+        if status < 500:
+            load.health.probed()
+            log.warning(json.dumps({"event": "returned", "endpoint": endpoint.id}))
+        else:
+            load.health.failed(f"answers a probe with {status}", now=time.monotonic())
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in list(self._probes.values()):
+            task.cancel()
+
+
+async def _ask_health(endpoint: Endpoint) -> int:
+    reader, writer = await asyncio.open_connection(endpoint.address, endpoint.port)
+    try:
+        key = f"Authorization: Bearer {endpoint.key}\r\n" if endpoint.key else ""
+        writer.write(f"GET /health HTTP/1.1\r\nHost: {endpoint.authority}\r\n{key}Connection: close\r\n\r\n".encode())
+        line = await reader.readuntil(b"\r\n")
+        return int(line.split()[1])
+    finally:
+        writer.transport.abort()

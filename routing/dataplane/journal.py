@@ -1,0 +1,82 @@
+"""What is written while requests are served, by a thread of its own: a slow disk or a full pipe holds nobody up."""
+
+import json
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+log = logging.getLogger("routing")
+
+EVERY_SECONDS = 0.5
+#: What waits for a disk that takes nothing. Usage over it is counted and lost, lines of the access log are lost first.
+USAGE_ROWS, LOG_LINES = 200_000, 20_000
+
+
+class Journal:
+    def __init__(self, usage_folder: Path | None = None, log_file: int | None = None) -> None:
+        """`log_file`: a file descriptor for the access log."""
+        self._folder, self._log_file = usage_folder, log_file
+        self._rows: deque[dict[str, Any]] = deque(maxlen=USAGE_ROWS)
+        self._lines: deque[dict[str, Any]] = deque(maxlen=LOG_LINES)
+        self._encode = msgspec.json.Encoder().encode
+        self._number = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+        self.chores: list[Callable[[], None]] = []  # what else is written now and then
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Write the last of it."""
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join(5.0)
+        self.flush()
+
+    def usage(self, row: dict[str, Any]) -> None:
+        if self._folder is not None:
+            self._rows.append(row)
+
+    def line(self, line: dict[str, Any]) -> None:
+        if self._log_file is not None:
+            self._lines.append(line)
+
+    def _run(self) -> None:
+        while not self._over.wait(EVERY_SECONDS):
+            self.flush()
+
+    def flush(self) -> None:
+        for work in (self._write_lines, self._write_usage, *self.chores):
+            try:
+                work()
+            except OSError as error:
+                log.error(json.dumps({"event": "unwritten", "path": error.filename, "error": error.strerror}))
+
+    def _write_lines(self) -> None:
+        if self._lines and self._log_file is not None:
+            data = b"".join(self._encode(self._lines.popleft()) + b"\n" for _ in range(len(self._lines)))
+            while data:
+                data = data[os.write(self._log_file, data) :]
+
+    def _write_usage(self) -> None:
+        """Whole files end in `.ready`, for whoever takes them in."""
+        if not self._rows or self._folder is None:
+            return
+        rows = [self._rows.popleft() for _ in range(len(self._rows))]
+        self._number += 1
+        name = self._folder / f"usage-{os.getpid()}-{time.time_ns()}-{self._number}"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            name.with_suffix(".new").write_bytes(b"".join(self._encode(row) + b"\n" for row in rows))
+            name.with_suffix(".new").replace(name.with_suffix(".ready"))
+        except OSError:
+            self._rows.extendleft(reversed(rows[: USAGE_ROWS - len(self._rows)]))
+            raise

@@ -1,0 +1,179 @@
+"""Keys in the admin, the API and the command line; what the feed tells the routers and takes in from them."""
+
+import io
+import json
+import time
+import uuid
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.test import Client
+from django.urls import reverse
+
+from routing import feed
+from routing.keys import Key, authenticate
+from routing.models import ApiKey, Ejection, Policy, Usage
+from routing.services import create_key, revoke_key
+from routing.table import parse
+
+pytestmark = pytest.mark.django_db
+
+
+def works(text: str) -> bool:
+    """Whether the routers, told now, let it in."""
+    return isinstance(authenticate(parse(feed.document()).keys, text, datetime.now(UTC)), Key)
+
+
+@pytest.fixture
+def api() -> Client:
+    _, text = create_key(name="manager", may_manage=True)
+    return Client(headers={"authorization": f"Bearer {text}"})
+
+
+def send(api: Client, method: str, path: str, **body: Any) -> tuple[int, Any]:
+    answer = getattr(api, method)(f"/api/v1/{path}", json.dumps(body), content_type="application/json")
+    return answer.status_code, answer.json()
+
+
+def test_a_key_made_in_the_api_works_is_shown_once_and_can_be_revoked(api: Client) -> None:
+    status, made = send(api, "post", "keys/", name="ci", allowed_models=["m"], requests_per_minute=5)
+    assert status == 201
+    assert works(made["key"])
+    listed = api.get("/api/v1/keys/").content.decode()
+    assert made["key"] not in listed
+    assert ApiKey.objects.get(name="ci").sha256 not in listed
+    assert send(api, "patch", f"keys/{made['id']}/", tokens_per_month=7)[1]["tokens_per_month"] == 7
+    key = parse(feed.document()).keys[made["prefix"]]
+    assert (key.limits.requests_per_minute, key.limits.tokens_per_month) == (5, 7)
+    assert send(api, "post", f"keys/{made['id']}/revoke/")[1]["revoked_at"]
+    assert not works(made["key"])
+    assert send(api, "post", "keys/", name="ci")[0] == 400
+    assert send(api, "post", "keys/", name="x", allowed_models="m")[0] == 400
+    assert send(api, "post", "keys/", name="x", concurrency=0)[0] == 400
+
+
+def test_a_key_made_in_the_admin_is_shown_once(admin_client: Client) -> None:
+    data = {"name": "page", "allowed_models": "null", "concurrency": "3"}
+    page = admin_client.post(reverse("admin:routing_apikey_add"), data, follow=True).content.decode()
+    text = page[(at := page.index("llmgw_")) : at + 58]
+    assert works(text)
+    assert ApiKey.objects.get().concurrency == 3
+    changelist = reverse("admin:routing_apikey_changelist")
+    assert text not in admin_client.get(changelist).content.decode()
+    admin_client.post(changelist, {"action": "revoke", "_selected_action": [ApiKey.objects.get().pk]})
+    assert not works(text)
+
+
+def test_a_key_made_on_the_command_line_has_its_limits() -> None:
+    out = io.StringIO()
+    call_command("router_key", "cli", "--models=a,b", "--concurrency=2", stdout=out)
+    assert works(out.getvalue().strip())
+    row = ApiKey.objects.get()
+    assert (row.allowed_models, row.concurrency) == (["a", "b"], 2)
+    with pytest.raises(CommandError, match="there is one of that name"):
+        call_command("router_key", "cli")
+
+
+@pytest.mark.parametrize("change", ["create", "revoke"])
+def test_the_routers_are_rung_when_a_key_changes(
+    monkeypatch: pytest.MonkeyPatch, change: str, django_capture_on_commit_callbacks: Any
+) -> None:
+    from fleet import doorbell
+
+    rung: list[str] = []
+    monkeypatch.setattr(doorbell, "_publish", lambda channel, payload: rung.append(channel))
+    with django_capture_on_commit_callbacks(execute=True):
+        row, _ = create_key(name="k")
+    if change == "revoke":
+        rung.clear()
+        with django_capture_on_commit_callbacks(execute=True):
+            revoke_key(row, now=datetime.now(UTC))
+    assert doorbell.ROUTES_CHANNEL in rung
+
+
+def test_a_models_policy_reaches_the_routers() -> None:
+    from tests.fleet.test_reconciler import model
+
+    model("m")
+    Policy.objects.create(model="m", concurrency=4, queue=2, hold_seconds=1.5, sticky="X-Session")
+    route = parse(feed.document()).routes["m"]
+    assert (route.concurrency, route.queue, route.hold_seconds, route.sticky) == (4, 2, 1.5, b"x-session")
+
+
+# -- usage ------------------------------------------------------------------------------------------------------------
+
+
+def row(**more: Any) -> dict[str, Any]:
+    return {
+        "uid": str(uuid.uuid4()),
+        "at": time.time(),
+        "key": None,
+        "model": "m",
+        "endpoint": "e",
+        "path": "/v1/chat/completions",
+        "status": 200,
+        "completed": True,
+        "prompt_tokens": 3,
+        "completion_tokens": 4,
+        "seconds": 0.1,
+        **more,
+    }
+
+
+def spool(folder: Path, name: str, *rows: Any) -> Path:
+    path = folder / f"{name}.ready"
+    path.write_text("".join((each if isinstance(each, str) else json.dumps(each)) + "\n" for each in rows))
+    return path
+
+
+def test_usage_is_stored_once_however_often_its_file_is_read(tmp_path: Path) -> None:
+    rows = [row() for _ in range(5)]
+    for _ in range(2):
+        spool(tmp_path, "a", *rows)
+        assert feed.ingest(tmp_path) == 5
+    assert Usage.objects.count() == 5
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("bad", ["{", '{"uid": 1}', json.dumps(row(uid="x")), json.dumps(row(at=1e30)), "\x00"])
+def test_a_row_that_cannot_be_read_is_set_aside_and_stops_no_other(tmp_path: Path, bad: str) -> None:
+    path = spool(tmp_path, "a", row(), bad, row(completion_tokens=2**80))
+    spool(tmp_path, "b", row())
+    feed.ingest(tmp_path)
+    assert Usage.objects.count() == 3
+    assert [each.name for each in tmp_path.iterdir()] == [path.with_suffix(".bad").name]
+
+
+def test_the_months_tokens_are_told_for_keys_that_have_a_budget(tmp_path: Path) -> None:
+    budgeted, _ = create_key(name="b", tokens_per_month=100)
+    free, _ = create_key(name="f")
+    last_month = datetime.now(UTC).replace(day=1, hour=0, minute=0).timestamp() - 3600
+    rows = [row(key=str(budgeted.pk)), row(key=str(budgeted.pk), completion_tokens=None), row(key=str(free.pk))]
+    spool(tmp_path, "a", *rows, row(key=str(budgeted.pk), at=last_month))
+    feed.ingest(tmp_path)
+    used = feed.used_tokens(datetime.now(UTC))
+    assert used == {budgeted.pk: 10}
+    assert parse(feed.document(used)).keys[budgeted.prefix].used_tokens == 10
+
+
+# -- ejections --------------------------------------------------------------------------------------------------------
+
+
+def test_who_is_left_out_is_shown_with_reason_and_expiry_until_it_returns(
+    tmp_path: Path, api: Client, admin_client: Client
+) -> None:
+    now = time.time()
+    out = {"endpoint": "m/1#2", "model": "m", "reason": "refused", "failures": 2, "since": now, "until": now + 9}
+    (tmp_path / "0.json").write_text(json.dumps({"ejections": [out]}))
+    for _ in range(2):
+        feed.note_ejections(tmp_path)
+        (shown,) = api.get("/api/v1/ejections/").json()["results"]
+        assert (shown["endpoint"], shown["reason"], shown["failures"]) == ("m/1#2", "refused", 2)
+        assert shown["until"] > shown["since"]
+    assert "refused" in admin_client.get(reverse("admin:routing_ejection_changelist")).content.decode()
+    (tmp_path / "0.json").write_text(json.dumps({"ejections": []}))
+    feed.note_ejections(tmp_path)
+    assert not Ejection.objects.exists()
