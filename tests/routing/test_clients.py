@@ -181,7 +181,7 @@ async def test_a_client_comes_back_when_it_was_told() -> None:
     ):
         began = asyncio.get_running_loop().time()
         asking = asyncio.ensure_future(client.chat.completions.create(model="m", messages=MESSAGES))
-        await until(lambda: any(k[1] == "503" for k in stage.router._counters), "the refusal")
+        await until(lambda: any(labels[2] == "503" for _, labels in stage.router.metrics.counters), "the refusal")
         await stage.engine(openai_engine)
         assert (await asking).choices[0].message.content
         assert asyncio.get_running_loop().time() - began >= 1
