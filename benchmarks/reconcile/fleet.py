@@ -1,4 +1,4 @@
-"""A fleet written straight into the database, as reports and reconcile would have left it. One measurement a process."""
+"""A fleet written straight into the database, as reports and reconcile would have left it, and what a tick costs."""
 
 import json
 import sys
@@ -8,8 +8,9 @@ from typing import Any
 
 import django
 
-django.setup()
+django.setup()  # before any model is imported
 
+# ruff: noqa: E402
 from django.core.management import call_command
 from django.db import connection
 from django.utils import timezone
@@ -69,6 +70,7 @@ def fill(nodes: int, copies: int) -> None:
                 state=ReplicaState.READY,
                 attempt=1,
                 endpoint="http://10.0.0.1:20000",
+                engine_key=str(i),
             )
             for i in range(copies)
         ],
@@ -134,7 +136,9 @@ def one_ended() -> float:
 def many_pending() -> float:
     model = CatalogModel.objects.create(name="small", profile=SMALL, replicas=PENDING)
     revision = ProfileRevision.objects.create(model=model, number=1, profile=SMALL)
-    Replica.objects.bulk_create(Replica(model=model, number=i + 1, revision=revision) for i in range(PENDING))
+    Replica.objects.bulk_create(
+        Replica(model=model, number=i + 1, revision=revision, engine_key=str(i)) for i in range(PENDING)
+    )
     seconds = took(tick)
     assert Replica.objects.filter(model=model, attempt=1).count() == PENDING
     return seconds

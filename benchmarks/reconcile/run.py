@@ -10,7 +10,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.e2e.harness import ROOT, free_port
+from llmgw_site.up.bus import server_argv
+from tests.e2e.harness import ROOT, free_port, wait_for
 from tests.support.postgres import PrivatePostgres, bin_folder
 
 GOALS = {"idle": 0.5, "ended": 0.2, "pending": 2.0}
@@ -23,12 +24,18 @@ def measure(nodes: int, folder: Path, url: str) -> dict[str, float]:
         "DJANGO_SETTINGS_MODULE": "llmgw_site.settings",
         "LLMGW_STATE_DIR": str(folder),
         "LLMGW_SECRET_KEY": "benchmark-secret-key-0123456789-0123456789-0123456789",
-        "LLMGW_REDIS_URL": f"unix://{folder}/no-bus.sock",
+        "LLMGW_REDIS_URL": f"unix://{folder}/bus.sock",
         "LLMGW_LOG_LEVEL": "CRITICAL",
         "DATABASE_URL": url,
     }
     argv = [sys.executable, "-m", "benchmarks.reconcile.fleet", str(nodes), str(nodes * 3 // 2)]
-    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=900)
+    bus = subprocess.Popen(server_argv(folder / "bus.sock"), stdout=subprocess.DEVNULL)
+    try:
+        wait_for((folder / "bus.sock").exists, "the bus")
+        done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=900, check=False)
+    finally:
+        bus.terminate()
+        bus.wait()
     assert done.returncode == 0, done.stderr[-3000:]
     return dict(json.loads(done.stdout.splitlines()[-1]))
 

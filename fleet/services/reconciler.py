@@ -4,8 +4,10 @@ The lock only saves work: two ticks at once collide on rows, and the loser drops
 """
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
+from itertools import groupby
+from typing import Any
 
 from django.db import IntegrityError, transaction
 from django.db.models import Q
@@ -13,20 +15,36 @@ from django.db.models import Q
 from agent_client.profile import Profile
 from fleet import snapshots
 from fleet.conf import fleet_conf
-from fleet.domain.actions import Action
+from fleet.domain.actions import (
+    Action,
+    AskNode,
+    CreateReplica,
+    DrainShard,
+    GiveUpShard,
+    StartReplica,
+    StopShard,
+)
 from fleet.domain.placement import Placement
 from fleet.domain.reasons import Refusal
 from fleet.domain.reconcile import Rules, reconcile
 from fleet.domain.room import SnapshotRoom
 from fleet.domain.types import FleetSnapshot, ReplicaView
 from fleet.models import Lease
-from fleet.services import effects
+from fleet.services import creating, effects, starting
 from fleet.services.errors import FleetError
 from fleet.wishes import load_wishes
 
 log = logging.getLogger(__name__)
 
 LEASE_SECONDS = 30.0
+#: After these there is nothing to decide before an agent has answered.
+_LEADS_NOWHERE = (StartReplica, DrainShard, StopShard, GiveUpShard, AskNode)
+#: Actions of one kind in one transaction: many are cheap, and a race costs no more than these.
+MASS = 100
+_MASSES: dict[type, Callable[[Sequence[Any], datetime], int]] = {
+    CreateReplica: creating.create_all,
+    StartReplica: starting.start_all,
+}
 #: Actions make room for others (a stop frees a number, a create makes something to place): so a few rounds a tick.
 ROUNDS = 4
 
@@ -41,9 +59,10 @@ def run(*, holder: str, now: datetime) -> int | None:
     try:
         for _ in range(ROUNDS):
             wishes = load_wishes()
-            count = _carry_out(reconcile(wishes, now, room=LazyRoom(wishes), rules=rules), now)
+            actions = reconcile(wishes, now, room=LazyRoom(wishes), rules=rules)
+            count = _carry_out(actions, now)
             done += count
-            if not count:
+            if not count or all(isinstance(action, _LEADS_NOWHERE) for action in actions):
                 break
     finally:
         Lease.objects.filter(name="reconcile", holder=holder).update(expires_at=None)
@@ -83,7 +102,28 @@ def _take_lease(holder: str, now: datetime) -> bool:
 
 
 def _carry_out(actions: Collection[Action], now: datetime) -> int:
-    return sum(_do(action, now) for action in actions)
+    """How many were done. What comes in masses (creations, starts) goes into the database in masses."""
+    done = 0
+    for kind, group in groupby(actions, key=type):
+        rows = list(group)
+        if kind not in _MASSES or len(rows) == 1:
+            done += sum(_do(action, now) for action in rows)
+            continue
+        for begin in range(0, len(rows), MASS):
+            done += _do_all(kind, rows[begin : begin + MASS], now)
+    return done
+
+
+def _do_all(kind: type, actions: Sequence[Any], now: datetime) -> int:
+    try:
+        with transaction.atomic():
+            done = _MASSES[kind](actions, now)
+    except (IntegrityError, FleetError) as error:
+        # One of them lost a race: the others need not wait for the next tick.
+        log.info("reconcile.one_by_one count=%d action=%s error=%s", len(actions), kind.__name__, error)
+        return sum(_do(action, now) for action in actions)
+    log.info("reconcile.done count=%d action=%s", done, kind.__name__)
+    return done
 
 
 def _do(action: Action, now: datetime) -> bool:
