@@ -70,29 +70,44 @@ def run(*, holder: str, now: datetime) -> int | None:
 
 
 class LazyRoom:
-    """The machines are read when something is to be placed: most ticks place nothing."""
+    """The machines are read when something is to be placed, and at first their free cards alone: a full fleet has few.
+
+    What stands against a node, and who would have to make room, needs all of them.
+    """
 
     def __init__(self, wishes: FleetSnapshot) -> None:
         self._wishes = wishes
-        self._read: SnapshotRoom | None = None
+        self._promised: list[tuple[Placement, int]] = []
+        self._free: SnapshotRoom | None = None
+        self._all: SnapshotRoom | None = None
 
     def place(self, profile: Profile, *, model: int, avoid: Collection[int] = ()) -> Placement | Refusal:
-        return self._room.place(profile, model=model, avoid=avoid)
+        if self._all is None:
+            if self._free is None:
+                self._free = snapshots.load_room(self._wishes, free_cards_only=True)
+            found = self._free.place(profile, model=model, avoid=avoid)
+            if isinstance(found, Placement):
+                return found
+        return self._whole().place(profile, model=model, avoid=avoid)
 
     def promise(self, placement: Placement, *, model: int) -> None:
-        self._room.promise(placement, model=model)
+        self._promised.append((placement, model))
+        for room in (self._free, self._all):
+            if room is not None:
+                room.promise(placement, model=model)
 
     def cards_of(self, shard: int) -> tuple[int, ...]:
-        return self._room.cards_of(shard)
+        return self._whole().cards_of(shard)
 
     def freed_by(self, replica: ReplicaView) -> int:
-        return self._room.freed_by(replica)
+        return self._whole().freed_by(replica)
 
-    @property
-    def _room(self) -> SnapshotRoom:
-        if self._read is None:
-            self._read = snapshots.load_room(self._wishes)
-        return self._read
+    def _whole(self) -> SnapshotRoom:
+        if self._all is None:
+            self._all = snapshots.load_room(self._wishes)
+            for placement, model in self._promised:
+                self._all.promise(placement, model=model)
+        return self._all
 
 
 def _take_lease(holder: str, now: datetime) -> bool:
