@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from django.db.models import F, Q
+from django.db.models import Exists, F, OuterRef, Q, QuerySet
 from django.db.models.functions import Now
 
 from agent_client.protocol.states import ENDED_SHARD_STATES, ShardState
@@ -25,12 +25,15 @@ def load() -> FleetSnapshot:
     return load_room(load_wishes()).snapshot
 
 
-def load_room(wishes: FleetSnapshot) -> SnapshotRoom:
-    """The machines beside what is wished: five queries more."""
+def load_room(wishes: FleetSnapshot, *, free_cards_only: bool = False) -> SnapshotRoom:
+    """The machines beside what is wished: five queries more. Cards that are claimed are most of a busy fleet."""
     per_node: dict[int, int] = defaultdict(int)
     for replica in wishes.replicas:
         for shard in replica.shards:
             per_node[shard.node] += shard.state not in ENDED_SHARD_STATES
+    if free_cards_only:
+        unclaimed = ~Exists(GpuClaim.objects.filter(gpu=OuterRef("pk"), released_at__isnull=True))
+        return SnapshotRoom(replace(wishes, nodes=_nodes(per_node, {}, Gpu.objects.filter(unclaimed))))
     held: dict[int, list[int]] = defaultdict(list)
     holders: dict[int, tuple[str, int]] = {}
     labels = {replica.pk: replica.label for replica in wishes.replicas}
@@ -39,10 +42,12 @@ def load_room(wishes: FleetSnapshot) -> SnapshotRoom:
         held[holder].append(gpu)
         holders[gpu] = (labels.get(owner, "a new replica"), epoch)
     cards = {shard: tuple(gpus) for shard, gpus in held.items()}
-    return SnapshotRoom(replace(wishes, nodes=_nodes(per_node, holders)), cards)
+    return SnapshotRoom(replace(wishes, nodes=_nodes(per_node, holders, Gpu.objects.all())), cards)
 
 
-def _nodes(per_node: Mapping[int, int], holders: Mapping[int, tuple[str, int]]) -> tuple[NodeView, ...]:
+def _nodes(
+    per_node: Mapping[int, int], holders: Mapping[int, tuple[str, int]], cards: QuerySet[Gpu]
+) -> tuple[NodeView, ...]:
     # An inventory is large; of it only the domains are read, which alone tell a rack's from a node's own.
     rows = list(
         Node.objects.annotate(now=Now(), domains=F("inventory__domains"))
@@ -51,7 +56,7 @@ def _nodes(per_node: Mapping[int, int], holders: Mapping[int, tuple[str, int]]) 
     )
     racks = {node.pk: _racks(node.domains) for node in rows}
     gpus: dict[int, list[GpuView]] = defaultdict(list)
-    for gpu in Gpu.objects.defer("name", "bus", "numa"):
+    for gpu in cards.defer("name", "bus", "numa"):
         holder, attempt = holders.get(gpu.pk, ("", 0))
         gpus[gpu.node_id].append(_gpu(gpu, holder, attempt, racks.get(gpu.node_id, frozenset())))
     ports: dict[int, list[PortView]] = defaultdict(list)

@@ -4,16 +4,17 @@ from typing import Any
 
 from django import forms
 from django.contrib import admin
-from django.db.models import Count, Q
+from django.db.models import Count, Q, QuerySet
 from django.http import HttpRequest
 from unfold.decorators import display
 from unfold.widgets import UnfoldAdminTextareaWidget
 
 from agent_client.profile import Entry
 from fleet.admin.base import MachineOwnedAdmin, ServiceDeleteAdmin
+from fleet.admin.display import LABELS
 from fleet.domain.states import ReplicaState
-from fleet.models import CatalogModel, ProfileRevision, ServedName
-from fleet.services import catalog
+from fleet.models import CatalogModel, DryCheck, ProfileRevision, Rollout, ServedName
+from fleet.services import catalog, rollouts
 from fleet.services.errors import FleetError
 
 
@@ -58,6 +59,7 @@ class CatalogModelAdmin(ServiceDeleteAdmin):
     list_display = ["name", "truth", "engine", "revision", "updated_at"]
     list_filter = ["updated_at"]
     search_fields = ["name"]
+    actions = ["pause", "resume", "roll_back"]
     fields = ["name", "aliases", "replicas", "profile", "endpoints", "revision"]
 
     def get_queryset(self, request: HttpRequest) -> Any:
@@ -67,6 +69,21 @@ class CatalogModelAdmin(ServiceDeleteAdmin):
     @display(description="ready")
     def truth(self, model: Any) -> str:
         return f"{model.ready} of {model.replicas}" if model.profile is not None else "-"
+
+    @admin.action(description="Pause the rollout")
+    def pause(self, request: HttpRequest, rows: QuerySet[CatalogModel]) -> None:
+        actor = request.user.get_username()
+        self.each(request, rows, lambda m: rollouts.pause(model=m, actor=actor), "its rollout is paused")
+
+    @admin.action(description="Resume the rollout, or try a failed one again")
+    def resume(self, request: HttpRequest, rows: QuerySet[CatalogModel]) -> None:
+        actor = request.user.get_username()
+        self.each(request, rows, lambda m: rollouts.resume(model=m, actor=actor), "its rollout goes on")
+
+    @admin.action(description="Roll back")
+    def roll_back(self, request: HttpRequest, rows: QuerySet[CatalogModel]) -> None:
+        actor = request.user.get_username()
+        self.each(request, rows, lambda m: rollouts.roll_back(model=m, actor=actor), "all go back")
 
     @display(description="engine")
     def engine(self, model: CatalogModel) -> str:
@@ -89,6 +106,30 @@ class ProfileRevisionAdmin(MachineOwnedAdmin):
     list_filter = ["model"]
     list_select_related = ["model"]
     search_fields = ["model__name"]
+
+
+@admin.register(Rollout)
+class RolloutAdmin(MachineOwnedAdmin):
+    list_display = ["model", "origin", "target", "shown_state", "reason", "created_at"]
+    list_filter = ["state"]
+    list_select_related = ["model"]
+    search_fields = ["model__name", "reason"]
+
+    @display(description="state", ordering="state", label=LABELS)
+    def shown_state(self, rollout: Rollout) -> str:
+        return rollout.state
+
+
+@admin.register(DryCheck)
+class DryCheckAdmin(MachineOwnedAdmin):
+    list_display = ["rollout", "node", "shown_state", "code", "detail"]
+    list_filter = ["state"]
+    list_select_related = ["rollout__model", "node"]
+    search_fields = ["node__name", "detail"]
+
+    @display(description="state", ordering="state", label=LABELS)
+    def shown_state(self, check: DryCheck) -> str:
+        return check.state
 
 
 @admin.register(ServedName)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.db.models import Count, Exists, OuterRef, Q, QuerySet
 from django.http import HttpRequest
 from django.utils import timezone
@@ -12,9 +12,12 @@ from unfold.decorators import display
 
 from agent_client.protocol.states import ENDED_SHARD_STATES
 from fleet.admin.base import MachineOwnedAdmin
+from fleet.admin.confirm import DrainForm, ask
 from fleet.admin.display import LABELS, table
+from fleet.domain.states import NodeStatus
 from fleet.models import Adapter, AgentSession, Event, Fabric, Gpu, GpuClaim, Lease, Listener, Node, Shard
-from fleet.services import operations
+from fleet.services import liveness, operations
+from fleet.services.errors import FleetError
 
 
 def memory(gpu: Gpu) -> str:
@@ -48,7 +51,7 @@ class NodeAdmin(MachineOwnedAdmin):
     list_display = ["name", "state", "placing", "cards", "address", "agent_version", "heard"]
     list_filter = ["status", "schedulable", "connected"]
     search_fields = ["name", "hostname", "mgmt_addr"]
-    actions = ["cordon", "uncordon", "release"]
+    actions = ["cordon", "uncordon", "drain", "cancel_drain", "accept_losses", "release"]
     fieldsets = [
         (None, {"fields": ["sentence", "warnings", "gpu_table", "adapter_table"]}),
         ("Runs there", {"fields": ["shard_table"]}),
@@ -96,6 +99,9 @@ class NodeAdmin(MachineOwnedAdmin):
         cordon = (
             "" if node.schedulable else " It is cordoned" + (f": {node.cordon_reason}" if node.cordon_reason else "")
         )
+        if node.drain_deadline_at:
+            left = Shard.objects.filter(node=node).exclude(state__in=ENDED_SHARD_STATES).count()
+            cordon += f"; {left} shards are to leave by {node.drain_deadline_at:%Y-%m-%d %H:%M:%S} UTC"
         return f"{node.name} is {node.status} since {node.status_at:%Y-%m-%d %H:%M:%S} UTC{why}.{cordon}"
 
     @display(description="Warnings")
@@ -155,6 +161,45 @@ class NodeAdmin(MachineOwnedAdmin):
         actor = request.user.get_username()
         self.each(request, rows, lambda n: operations.uncordon_node(node=n, actor=actor), "uncordoned")
 
+    @admin.action(description="Drain: move everything away")
+    def drain(self, request: HttpRequest, rows: QuerySet[Node]) -> Any:
+        given = ask(
+            self,
+            request,
+            rows,
+            title="Drain nodes",
+            explain="Each is cordoned. Its replicas go when their replacements are ready, and at the deadline at last.",
+            form=DrainForm,
+            initial={"deadline_seconds": operations.NODE_DRAIN_SECONDS},
+        )
+        if not isinstance(given, dict):
+            return given
+        common = {**given, "actor": request.user.get_username(), "now": timezone.now()}
+        return self.each(request, rows, lambda n: operations.drain_node(node=n, **common), "is to be drained")
+
+    @admin.action(description="Cancel the drain")
+    def cancel_drain(self, request: HttpRequest, rows: QuerySet[Node]) -> None:
+        actor = request.user.get_username()
+        self.each(request, rows, lambda n: operations.cancel_drain(node=n, actor=actor), "is no longer drained")
+
+    @admin.action(description="Accept the loss of all silent nodes, while evictions are held")
+    def accept_losses(self, request: HttpRequest, rows: QuerySet[Node]) -> Any:
+        silent = Node.objects.filter(status=NodeStatus.UNREACHABLE)
+        given = ask(
+            self,
+            request,
+            silent,
+            title="Accept the losses",
+            explain="These nodes are silent. They may be declared lost, and their replicas are placed elsewhere.",
+        )
+        if not isinstance(given, dict):
+            return given
+        try:
+            names = liveness.accept_losses(actor=request.user.get_username())
+        except FleetError as error:
+            return self.message_user(request, error.detail, messages.ERROR)
+        return self.message_user(request, f"the loss of {len(names)} nodes is accepted", messages.SUCCESS)
+
     @admin.action(description="Release from quarantine")
     def release(self, request: HttpRequest, rows: QuerySet[Node]) -> None:
         actor = request.user.get_username()
@@ -167,7 +212,7 @@ class GpuAdmin(MachineOwnedAdmin):
     list_filter = ["gpu_class", "placeable", "present", "schedulable"]
     list_select_related = ["node"]
     search_fields = ["uuid", "node__name", "gpu_class"]
-    actions = ["cordon", "uncordon"]
+    actions = ["cordon", "uncordon", "drain"]
 
     @display(description="memory", ordering="memory_total_mib")
     def memory(self, gpu: Gpu) -> str:
@@ -180,6 +225,23 @@ class GpuAdmin(MachineOwnedAdmin):
     @admin.action(description="Cordon the GPU")
     def cordon(self, request: HttpRequest, rows: QuerySet[Gpu]) -> None:
         self._set(request, rows, True)
+
+    @admin.action(description="Drain the GPU")
+    def drain(self, request: HttpRequest, rows: QuerySet[Gpu]) -> Any:
+        given = ask(
+            self,
+            request,
+            rows,
+            title="Drain GPUs",
+            explain="Each is cordoned. What uses it goes when its replacement is ready, and at the deadline at last.",
+            form=DrainForm,
+            initial={"deadline_seconds": operations.NODE_DRAIN_SECONDS},
+        )
+        if not isinstance(given, dict):
+            return given
+        common = {**given, "actor": request.user.get_username(), "now": timezone.now()}
+        act = lambda gpu: operations.drain_gpu(gpu=gpu, **common)  # noqa: E731
+        return self.each(request, rows.select_related("node"), act, "is to be drained")
 
     @admin.action(description="Uncordon the GPU")
     def uncordon(self, request: HttpRequest, rows: QuerySet[Gpu]) -> None:

@@ -12,10 +12,12 @@ from django.utils.safestring import SafeString
 from unfold.decorators import display
 
 from fleet.admin.base import MachineOwnedAdmin
+from fleet.admin.confirm import DrainForm, ask
 from fleet.admin.display import LABELS, table
 from fleet.domain.states import ReplicaWish
 from fleet.models import Event, GpuClaim, Replica, Shard
 from fleet.services import operations
+from fleet.services.commands import DEFAULT_DRAIN_SECONDS
 
 
 @admin.register(Replica)
@@ -24,7 +26,7 @@ class ReplicaAdmin(MachineOwnedAdmin):
     list_filter = ["state", "wish", "model"]
     list_select_related = ["model"]
     search_fields = ["model__name", "reason"]
-    actions = ["stop", "start", "restart"]
+    actions = ["drain", "stop", "start", "restart"]
     fieldsets = [
         (None, {"fields": ["sentence", "why", "where"]}),
         ("Failures", {"fields": ["failures"]}),
@@ -84,9 +86,29 @@ class ReplicaAdmin(MachineOwnedAdmin):
         rows = Event.objects.filter(replica=replica)[:30]
         return format_html_join("", "<p>{} {}</p>", ((f"{e.at:%Y-%m-%d %H:%M:%S}", e.text) for e in rows)) or "-"
 
-    @admin.action(description="Stop")
-    def stop(self, request: HttpRequest, rows: QuerySet[Replica]) -> None:
-        self._wish(request, rows, ReplicaWish.STOP, "is to be stopped")
+    @admin.action(description="Drain: stop with the last request")
+    def drain(self, request: HttpRequest, rows: QuerySet[Replica]) -> Any:
+        given = ask(
+            self,
+            request,
+            rows.select_related("model"),
+            title="Drain replicas",
+            explain="Nothing new comes in; each stops with its last request, and at the deadline at last.",
+            form=DrainForm,
+            initial={"deadline_seconds": DEFAULT_DRAIN_SECONDS},
+        )
+        if not isinstance(given, dict):
+            return given
+        common = {"actor": request.user.get_username(), "now": timezone.now()}
+        seconds = given["deadline_seconds"]
+        act: Any = lambda r: operations.drain_replica(replica=r, deadline_seconds=seconds, **common)  # noqa: E731
+        return self.each(request, rows, act, "is to be drained and stopped")
+
+    @admin.action(description="Stop now")
+    def stop(self, request: HttpRequest, rows: QuerySet[Replica]) -> Any:
+        explain = "They are stopped at once: answers that are under way are cut."
+        given = ask(self, request, rows.select_related("model"), title="Stop replicas", explain=explain)
+        return given if not isinstance(given, dict) else self._wish(request, rows, ReplicaWish.STOP, "is to be stopped")
 
     @admin.action(description="Start")
     def start(self, request: HttpRequest, rows: QuerySet[Replica]) -> None:

@@ -38,7 +38,8 @@ ENTRY = OpenApiTypes.OBJECT
 class ModelViewSet(ViewSet):
     """Catalog entries, in the shape of the catalog file."""
 
-    lookup_value_regex = "[^?#]+"
+    # Names may hold slashes; what ends in a verb is the verb's.
+    lookup_value_regex = "[^?#]+(?<!/rollout)(?<!/pause)(?<!/resume)(?<!/rollback)(?<!/plan)"
 
     def list(self, request: Request) -> Response:
         return Response({"results": catalog.export_catalog()["models"]})

@@ -14,11 +14,13 @@ from fleet.domain.actions import (
     Action,
     CreateReplica,
     DeleteReplica,
+    DrainShard,
     Explain,
     GiveUpShard,
     NodeDrained,
     RemoveReplica,
     StartReplica,
+    StopShard,
 )
 from fleet.domain.deadlines import overdue
 from fleet.domain.drain import live, stop, wind_down
@@ -45,7 +47,15 @@ class Rules:
 
 def reconcile(snapshot: FleetSnapshot, now: datetime, *, room: Room, rules: Rules = Rules()) -> tuple[Action, ...]:
     """The actions of one tick, in the order in which to do them."""
-    return tuple(_Tick(snapshot, now, room, rules).actions())
+    told: set[int] = set()
+    actions: list[Action] = []
+    for action in _Tick(snapshot, now, room, rules).actions():
+        if isinstance(action, DrainShard | StopShard | GiveUpShard):
+            if action.shard in told:
+                continue  # a shard is told one thing at a time; the next tick sees what came of it
+            told.add(action.shard)
+        actions.append(action)
+    return tuple(actions)
 
 
 class _Tick:

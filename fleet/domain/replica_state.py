@@ -48,7 +48,8 @@ def compute(facts: ReplicaFacts) -> Computed:
         return _pending(facts)
     if any(shard.draining or shard.state is ShardState.DRAINING for shard in live):
         return Computed(state=ReplicaState.DRAINING, code="draining", reason="draining", endpoint=_endpoint(live))
-    if len(live) == len(facts.shards) and states == {ShardState.READY} and _endpoint(live):
+    wanted = all(shard.wanted for shard in live)  # one that is told to end gets nothing new from now on
+    if wanted and len(live) == len(facts.shards) and states == {ShardState.READY} and _endpoint(live):
         return Computed(state=ReplicaState.READY, code="", reason="", endpoint=_endpoint(live))
     if any(not shard.wanted or shard.state in (ShardState.STOPPING, ShardState.STOP_STUCK) for shard in live):
         worst = next((s for s in live if s.state is ShardState.STOP_STUCK), live[0])

@@ -1,10 +1,7 @@
 """What each action of a tick does to the rows. Within the caller's transaction; False: the fleet has moved on."""
 
-import secrets
 from datetime import datetime
 from typing import assert_never
-
-from django.db.models.functions import Now
 
 from agent_client.protocol.states import ENDED_SHARD_STATES, ShardState
 from fleet import doorbell
@@ -24,8 +21,8 @@ from fleet.domain.actions import (
     StopShard,
 )
 from fleet.domain.states import CommandKind, ReplicaWish, Severity
-from fleet.models import CatalogModel, Node, ProfileRevision, Replica, Shard
-from fleet.services import claims, commands, rollouts
+from fleet.models import Node, Replica, Shard
+from fleet.services import commands, creating, rollouts, starting
 from fleet.services.events import record
 from fleet.services.replicas import recompute
 
@@ -34,7 +31,7 @@ def carry_out(action: Action, now: datetime) -> bool:
     """Whether anything changed that may make room for another action."""
     match action:
         case CreateReplica():
-            return _create(action, now)
+            return creating.create_all([action], now) == 1
         case RemoveReplica():
             return _remove(action)
         case DeleteReplica(replica=replica_id):
@@ -48,7 +45,7 @@ def carry_out(action: Action, now: datetime) -> bool:
         case GiveUpShard():
             return _give_up(action, now)
         case StartReplica():
-            return _start(action, now)
+            return starting.start_all([action], now) == 1
         case Explain():
             return _explain(action, now)
         case AskNode():
@@ -59,19 +56,6 @@ def carry_out(action: Action, now: datetime) -> bool:
             return _node_drained(node_id)
         case _:
             assert_never(action)
-
-
-def _create(action: CreateReplica, now: datetime) -> bool:
-    model = CatalogModel.objects.select_for_update().filter(pk=action.model).first()
-    if model is None:
-        return False
-    revision = ProfileRevision.objects.get(model=model, number=action.revision)
-    replica = Replica.objects.create(
-        model=model, number=action.number, revision=revision, replaces_id=action.replaces, created_at=now
-    )
-    why = "" if replica.replaces is None else f" to take over from {replica.replaces.label}"
-    record("replica_created", f"{replica.label} created{why}", replica_id=replica.pk)
-    return True
 
 
 def _remove(action: RemoveReplica) -> bool:
@@ -165,51 +149,6 @@ def _give_up(action: GiveUpShard, now: datetime) -> bool:
         data=seen,
     )
     recompute(shard.replica_id, now=now)
-    return True
-
-
-def _start(action: StartReplica, now: datetime) -> bool:
-    replica = Replica.objects.select_for_update().select_related("model").get(pk=action.replica)
-    if replica.attempt != action.attempt or replica.wish != ReplicaWish.RUN:
-        return False
-    revision = ProfileRevision.objects.get(model=replica.model, number=action.revision)
-    attempt = replica.attempt + 1
-    placement = action.placement
-    Shard.objects.filter(replica=replica, epoch__lt=attempt).update(wanted=False)
-    Replica.objects.filter(pk=replica.pk, attempt=action.attempt).update(
-        attempt=attempt,
-        revision=revision,
-        goal=None,
-        explanation=None,
-        restart_requested=False,
-        drain_deadline_at=None,
-        next_try_at=None,
-        engine_key=replica.engine_key or secrets.token_urlsafe(24),
-    )
-    meeting = ""
-    if action.rendezvous_port is not None:
-        meeting = placement.head_address or Node.objects.values_list("mgmt_addr", flat=True).get(pk=placement.head.node)
-    for part in placement.shards:
-        shard = Shard.objects.create(
-            replica=replica,
-            rank=part.rank,
-            node_id=part.node,
-            epoch=attempt,
-            fabric_env=dict(part.fabric_env),
-            rendezvous_address=meeting,
-            rendezvous_port=action.rendezvous_port,
-        )
-        Shard.objects.filter(pk=shard.pk).update(state_at=Now())  # the database's clock, by which lateness is judged
-        claims.claim(shard, part.gpus)
-        commands.order(shard=shard, kind=CommandKind.START, reason="placed")
-    cards = f" on {len(placement.gpus)} {placement.gpu_class}" if placement.gpus else ""
-    record(
-        "replica_placed",
-        f"{replica.label}: attempt {attempt} placed on {', '.join(placement.node_names)}{cards}",
-        replica_id=replica.pk,
-        node_id=placement.head.node,
-    )
-    recompute(replica.pk, now=now)
     return True
 
 

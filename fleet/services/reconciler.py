@@ -4,8 +4,10 @@ The lock only saves work: two ticks at once collide on rows, and the loser drops
 """
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
+from itertools import groupby
+from typing import Any
 
 from django.db import IntegrityError, transaction
 from django.db.models import Q
@@ -13,14 +15,22 @@ from django.db.models import Q
 from agent_client.profile import Profile
 from fleet import snapshots
 from fleet.conf import fleet_conf
-from fleet.domain.actions import Action
+from fleet.domain.actions import (
+    Action,
+    AskNode,
+    CreateReplica,
+    DrainShard,
+    GiveUpShard,
+    StartReplica,
+    StopShard,
+)
 from fleet.domain.placement import Placement
 from fleet.domain.reasons import Refusal
 from fleet.domain.reconcile import Rules, reconcile
 from fleet.domain.room import SnapshotRoom
 from fleet.domain.types import FleetSnapshot, ReplicaView
 from fleet.models import Lease
-from fleet.services import effects
+from fleet.services import creating, effects, starting
 from fleet.services.errors import FleetError
 from fleet.services.liveness import hearing
 from fleet.wishes import load_wishes
@@ -28,6 +38,14 @@ from fleet.wishes import load_wishes
 log = logging.getLogger(__name__)
 
 LEASE_SECONDS = 30.0
+#: After these there is nothing to decide before an agent has answered.
+_LEADS_NOWHERE = (StartReplica, DrainShard, StopShard, GiveUpShard, AskNode)
+#: Actions of one kind in one transaction: many are cheap, and a race costs no more than these.
+MASS = 100
+_MASSES: dict[type, Callable[[Sequence[Any], datetime], int]] = {
+    CreateReplica: creating.create_all,
+    StartReplica: starting.start_all,
+}
 #: Actions make room for others (a stop frees a number, a create makes something to place): so a few rounds a tick.
 ROUNDS = 4
 
@@ -44,9 +62,10 @@ def run(*, holder: str, now: datetime) -> int | None:
     try:
         for _ in range(ROUNDS):
             wishes = load_wishes()
-            count = _carry_out(reconcile(wishes, now, room=LazyRoom(wishes), rules=rules), now)
+            actions = reconcile(wishes, now, room=LazyRoom(wishes), rules=rules)
+            count = _carry_out(actions, now)
             done += count
-            if not count:
+            if not count or all(isinstance(action, _LEADS_NOWHERE) for action in actions):
                 break
     finally:
         Lease.objects.filter(name="reconcile", holder=holder).update(expires_at=None)
@@ -54,29 +73,44 @@ def run(*, holder: str, now: datetime) -> int | None:
 
 
 class LazyRoom:
-    """The machines are read when something is to be placed: most ticks place nothing."""
+    """The machines are read when something is to be placed, and at first their free cards alone: a full fleet has few.
+
+    What stands against a node, and who would have to make room, needs all of them.
+    """
 
     def __init__(self, wishes: FleetSnapshot) -> None:
         self._wishes = wishes
-        self._read: SnapshotRoom | None = None
+        self._promised: list[tuple[Placement, int]] = []
+        self._free: SnapshotRoom | None = None
+        self._all: SnapshotRoom | None = None
 
     def place(self, profile: Profile, *, model: int, avoid: Collection[int] = ()) -> Placement | Refusal:
-        return self._room.place(profile, model=model, avoid=avoid)
+        if self._all is None:
+            if self._free is None:
+                self._free = snapshots.load_room(self._wishes, free_cards_only=True)
+            found = self._free.place(profile, model=model, avoid=avoid)
+            if isinstance(found, Placement):
+                return found
+        return self._whole().place(profile, model=model, avoid=avoid)
 
     def promise(self, placement: Placement, *, model: int) -> None:
-        self._room.promise(placement, model=model)
+        self._promised.append((placement, model))
+        for room in (self._free, self._all):
+            if room is not None:
+                room.promise(placement, model=model)
 
     def cards_of(self, shard: int) -> tuple[int, ...]:
-        return self._room.cards_of(shard)
+        return self._whole().cards_of(shard)
 
     def freed_by(self, replica: ReplicaView) -> int:
-        return self._room.freed_by(replica)
+        return self._whole().freed_by(replica)
 
-    @property
-    def _room(self) -> SnapshotRoom:
-        if self._read is None:
-            self._read = snapshots.load_room(self._wishes)
-        return self._read
+    def _whole(self) -> SnapshotRoom:
+        if self._all is None:
+            self._all = snapshots.load_room(self._wishes)
+            for placement, model in self._promised:
+                self._all.promise(placement, model=model)
+        return self._all
 
 
 def _take_lease(holder: str, now: datetime) -> bool:
@@ -86,7 +120,28 @@ def _take_lease(holder: str, now: datetime) -> bool:
 
 
 def _carry_out(actions: Collection[Action], now: datetime) -> int:
-    return sum(_do(action, now) for action in actions)
+    """How many were done. What comes in masses (creations, starts) goes into the database in masses."""
+    done = 0
+    for kind, group in groupby(actions, key=type):
+        rows = list(group)
+        if kind not in _MASSES or len(rows) == 1:
+            done += sum(_do(action, now) for action in rows)
+            continue
+        for begin in range(0, len(rows), MASS):
+            done += _do_all(kind, rows[begin : begin + MASS], now)
+    return done
+
+
+def _do_all(kind: type, actions: Sequence[Any], now: datetime) -> int:
+    try:
+        with transaction.atomic():
+            done = _MASSES[kind](actions, now)
+    except (IntegrityError, FleetError) as error:
+        # One of them lost a race: the others need not wait for the next tick.
+        log.info("reconcile.one_by_one count=%d action=%s error=%s", len(actions), kind.__name__, error)
+        return sum(_do(action, now) for action in actions)
+    log.info("reconcile.done count=%d action=%s", done, kind.__name__)
+    return done
 
 
 def _do(action: Action, now: datetime) -> bool:

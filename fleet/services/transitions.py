@@ -1,5 +1,6 @@
 """The one door for state: compare-and-set by the tables of domain/states. Nothing else writes these columns."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from django.db.models import QuerySet
@@ -48,6 +49,14 @@ def move_replica(replica_id: int, target: ReplicaState, *, attempt: int | None =
     if attempt is not None:
         rows = rows.filter(attempt=attempt)
     _move(rows, "replica", replica_id, target, state=target, state_at=timezone.now(), **fields)
+
+
+def move_replicas(replica_ids: Sequence[int], target: ReplicaState, **fields: Any) -> None:
+    """Many that the caller has locked, in one statement; raises StaleTransition when one of them is not to be moved."""
+    may = {*sources(REPLICA_TRANSITIONS, target), target}
+    rows = Replica.objects.filter(pk__in=replica_ids, state__in=may)
+    if rows.update(state=target, state_at=timezone.now(), **fields) != len(replica_ids):
+        raise StaleTransition("stale_transition", f"cannot move replicas to {target}: a state has changed since")
 
 
 def move_rollout(rollout_id: int, target: RolloutState, *, reason: str = "") -> None:

@@ -1,0 +1,323 @@
+"""Rollouts, drains, groups and verdicts against a database: what people ask for, and what agents say."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+
+from agent_client.protocol.messages import Checked, ShardReport
+from agent_client.protocol.states import ShardState
+from fleet.domain.states import CheckState, CommandKind, ReplicaState, ReplicaWish, RolloutState
+from fleet.models import (
+    CatalogModel,
+    Command,
+    DryCheck,
+    Event,
+    Gpu,
+    Node,
+    Replica,
+    Rollout,
+    Shard,
+)
+from fleet.services import catalog, commands, nodes, operations, reconciler, reports, rollouts
+from fleet.services.commands import desired_for, wire_name
+from fleet.services.errors import FleetError
+from tests.fleet.test_catalog_and_pages import api as api  # the fixture
+from tests.fleet.test_reconciler import make_ready, model, ready_node, tell, tick
+
+pytestmark = pytest.mark.django_db
+
+
+def serving(*, cards: int = 2, **profile: Any) -> nodes.Admission:
+    admission = ready_node(cards=cards)
+    model(**profile)
+    tick()
+    make_ready(admission)
+    return admission
+
+
+def answer(admission: nodes.Admission, code: str = "", detail: str = "") -> None:
+    check = DryCheck.objects.get(state=CheckState.OPEN)
+    told = Checked(check=check.pk, code=code, detail=detail)
+    rollouts.answer_check(node_id=admission.node_id, answer=told, now=timezone.now())
+
+
+# -- rollouts ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_changed_profile_is_put_to_the_node_first_and_surges_when_there_is_room() -> None:
+    admission = serving()
+    model(max_model_len=4096)
+    tick()
+    message = rollouts.check_message(DryCheck.objects.get())
+    assert message.spec.profile["max_model_len"] == 4096
+    assert message.spec.gpus == ("GPU-1",)
+    assert message.spec.engine_key is None
+    assert Shard.objects.count() == 1  # nothing was touched
+    answer(admission)
+    tick()
+    new = Shard.objects.get(replica__number=2)
+    tell(admission, new, ShardState.READY, endpoint="http://127.0.0.1:20001")
+    tick()
+    old = Shard.objects.get(replica__number=1)
+    assert (old.draining, Replica.objects.get(number=1).wish) == (True, ReplicaWish.REMOVE)
+    tell(admission, old, ShardState.STOPPED)
+    tick()
+    assert Rollout.objects.get().state == RolloutState.DONE
+    assert CatalogModel.objects.get().stable_revision == 2
+    assert Replica.objects.get().state == ReplicaState.READY
+
+
+def test_a_refusal_fails_the_rollout_and_it_can_be_tried_again() -> None:
+    admission = serving()
+    model(extra_args=["--max-num-seqs", "8"])
+    tick()
+    answer(admission, "unknown_flag", "cannot start qwen at revision 2: vllm 0.32 does not know --x")
+    tick()
+    rollout = Rollout.objects.get()
+    assert rollout.state == RolloutState.FAILED
+    assert "gpu-01: cannot start qwen at revision 2" in rollout.reason
+    assert Replica.objects.get().state == ReplicaState.READY
+    assert tick() == 0
+    rollouts.resume(model=CatalogModel.objects.get(), actor="ann")
+    tick()
+    assert DryCheck.objects.filter(state=CheckState.OPEN).count() == 1
+
+
+def test_without_room_the_card_of_the_old_replica_is_asked_about_and_reused() -> None:
+    admission = serving(cards=1)
+    model(max_model_len=4096)
+    tick()
+    check = DryCheck.objects.get()
+    assert check.replaces == wire_name(Shard.objects.get())
+    assert rollouts.check_message(check).spec.gpus == ("GPU-0",)
+    rollouts.skip_checks(node_id=admission.node_id, now=timezone.now())  # an old agent
+    tick()
+    old = Shard.objects.get()
+    assert old.draining
+    tell(admission, old, ShardState.STOPPED)
+    tick()
+    replica = Replica.objects.get()
+    assert (replica.number, replica.attempt, replica.revision.number) == (1, 2, 2)
+
+
+def test_what_serves_nobody_takes_a_new_revision_at_once() -> None:
+    ready_node(cards=0)
+    model()
+    tick()
+    model(max_model_len=4096)
+    assert not Rollout.objects.exists()
+    tick()
+    assert Replica.objects.get().goal == 2
+
+
+def test_numbers_and_timeouts_restart_nothing() -> None:
+    serving()
+    model(drain_timeout_seconds=7)
+    tick()
+    assert not Rollout.objects.exists()
+    replica = Replica.objects.get()
+    assert (replica.revision.number, replica.attempt, replica.state) == (2, 1, ReplicaState.READY)
+    assert CatalogModel.objects.get().stable_revision == 2
+
+
+def test_endpoints_change_without_a_rollout() -> None:
+    for url in ("http://10.0.0.5:8000", "http://10.0.0.6:8000"):
+        entry = catalog.read_entry({"name": "out", "endpoints": [{"url": url}]})
+        catalog.save_entry(entry, actor="t")
+    assert not Rollout.objects.exists()
+    assert tick() == 0
+
+
+def test_rollouts_are_led_by_api(api: Client) -> None:
+    serving()
+    assert api.post("/api/v1/models/qwen/pause/").json()["code"] == "no_rollout"
+    model(max_model_len=4096)
+    assert api.post("/api/v1/models/qwen/pause/").json()["state"] == "paused"
+    assert tick() == 0
+    assert api.post("/api/v1/models/qwen/resume/").json()["state"] == "rolling"
+    assert api.post("/api/v1/models/qwen/rollback/").json()["state"] == "failed"
+    assert api.get("/api/v1/models/qwen/rollout/").json()["reason"].startswith("rolled back by")
+    assert api.post("/api/v1/models/qwen/rollback/").status_code == 400
+
+
+# -- drains ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_node_is_drained_by_api_with_progress_and_a_deadline(api: Client) -> None:
+    first = serving(cards=1)
+    second = ready_node("gpu-02", cards=1)
+    answered = api.post("/api/v1/nodes/gpu-01/drain/", {"deadline_seconds": 600}, content_type="application/json")
+    assert answered.json()["drain_left"] == ["qwen/1"]
+    assert answered.json()["schedulable"] is False
+    tick()
+    substitute = Shard.objects.get(node_id=second.node_id)
+    assert not Shard.objects.get(node_id=first.node_id).draining
+    tell(second, substitute, ShardState.READY, endpoint="http://127.0.0.1:20001")
+    tick()
+    old = Shard.objects.get(node_id=first.node_id)
+    assert old.draining
+    tell(first, old, ShardState.STOPPED)
+    tick()
+    tick()
+    assert Event.objects.filter(kind="node_drained").count() == 1
+    node = api.get("/api/v1/nodes/gpu-01/").json()
+    assert (node["drain_left"], node["drain_deadline_at"], node["schedulable"]) == (None, None, False)
+    assert [str(row) for row in Replica.objects.all()] == ["qwen/2"]
+    assert api.post("/api/v1/nodes/gpu-01/cancel-drain/").json()["code"] == "not_draining"
+
+
+def test_one_card_is_drained_and_its_replica_goes_to_another(api: Client) -> None:
+    serving(cards=2)
+    body = {"uuid": "GPU-0", "deadline_seconds": 60}
+    assert api.post("/api/v1/nodes/gpu-01/drain-gpu/", body, content_type="application/json").status_code == 200
+    tick()
+    assert Shard.objects.get(replica__number=2).claims.get().gpu.uuid == "GPU-1"
+    late = timezone.now() + timedelta(seconds=61)
+    reconciler.run(holder="test", now=late)
+    assert Command.objects.filter(shard__replica__number=1, kind=CommandKind.STOP).exists()
+
+
+def test_a_drained_replica_is_unrouted_and_ends_with_its_last_request(api: Client) -> None:
+    from fleet.endpoints import published
+
+    admission = serving()
+    replica = Replica.objects.get()
+    assert api.post(f"/api/v1/replicas/{replica.uid}/drain/").status_code == 200
+    tick()
+    ((endpoint,),) = (entry["endpoints"] for entry in published())
+    assert endpoint["draining"]
+    (order,) = desired_for(admission.node_id).shards
+    assert order.draining
+    assert order.drain_seconds == pytest.approx(600, abs=5)  # the profile's
+    tell(admission, Shard.objects.get(), ShardState.STOPPED)
+    assert Replica.objects.get().state == ReplicaState.STOPPED
+    assert tick() == 0
+    with pytest.raises(FleetError, match="deadline of -1 s"):
+        operations.drain_replica(replica=replica, actor="t", now=timezone.now(), deadline_seconds=-1)
+
+
+def test_drains_by_admin_are_confirmed_first(admin_client: Client) -> None:
+    serving()
+    node, card, replica = Node.objects.get(), Gpu.objects.first(), Replica.objects.get()
+    assert card is not None
+    for name, row, done in (("node", node, "drained"), ("gpu", card, "drained"), ("replica", replica, "drained")):
+        url = reverse(f"admin:fleet_{name}_changelist")
+        data = {"action": "drain", "_selected_action": [row.pk]}
+        page = admin_client.post(url, data).content.decode()
+        assert "Deadline in seconds" in page
+        node.refresh_from_db()
+        assert name != "node" or node.drain_deadline_at is None  # nothing has happened yet
+        confirmed = {**data, "confirmed": "yes", "deadline_seconds": "60", "reason": "fan"}
+        assert done in admin_client.post(url, confirmed, follow=True).content.decode()
+    node.refresh_from_db()
+    assert node.cordon_reason == "fan"
+    assert Replica.objects.get().wish == ReplicaWish.STOP
+
+
+# -- groups ------------------------------------------------------------------------------------------------------------
+
+
+def group() -> tuple[nodes.Admission, nodes.Admission]:
+    """A model over two nodes of one fabric."""
+    port = {"port": 1, "state": "ACTIVE", "fabric": "ib", "link_layer": "InfiniBand"}
+    found = []
+    for name in ("gpu-01", "gpu-02"):
+        admission = ready_node(name, cards=1)
+        node = Node.objects.get(pk=admission.node_id)
+        data = {**node.inventory, "adapters": [{"hca": "mlx5_0", "netdev": "ib0", "ports": [port]}]}
+        reports.inventory.store(node, data, "f", now=timezone.now())
+        found.append(admission)
+    model(pipeline_parallel=2, nodes=2)
+    tick()
+    return found[0], found[1]
+
+
+def test_the_ranks_of_a_group_are_told_where_to_meet_and_the_head_alone_is_routed() -> None:
+    group()
+    specs = [commands.desired_shard(shard).spec for shard in Shard.objects.order_by("rank")]
+    assert [spec.rank for spec in specs] == [0, 1]
+    assert {(spec.rendezvous_address, spec.rendezvous_port, spec.nodes) for spec in specs} == {("127.0.0.1", 21000, 2)}
+    for shard in Shard.objects.all():
+        admission = nodes.Admission(
+            node_id=shard.node_id,
+            node_name="",
+            node_uid="",
+            session_id=Node.objects.get(pk=shard.node_id).session_id or 0,
+            desired=desired_for(shard.node_id),
+            credential=None,
+        )
+        tell(admission, shard, ShardState.READY, endpoint=f"http://127.0.0.1:2000{shard.rank}")
+    replica = Replica.objects.get()
+    assert (replica.state, replica.endpoint) == (ReplicaState.READY, "http://127.0.0.1:20000")
+
+
+def test_one_failed_rank_stops_the_other_and_late_words_of_the_old_attempt_change_nothing() -> None:
+    first, second = group()
+    head, other = Shard.objects.order_by("rank")
+    of = {first.node_id: first, second.node_id: second}
+    tell(of[other.node_id], other, ShardState.FAILED, code="nccl_timeout", detail="NCCL timed out")
+    tick()
+    assert Command.objects.get(kind=CommandKind.STOP).shard == head
+    assert Replica.objects.get().state == ReplicaState.DEGRADED
+    tell(of[head.node_id], head, ShardState.STOPPED)
+    reconciler.run(holder="test", now=timezone.now() + timedelta(seconds=11))
+    assert set(Shard.objects.filter(epoch=2).values_list("rendezvous_port", flat=True)) == {21001}
+    tell(of[other.node_id], other, ShardState.READY)
+    tell(of[head.node_id], head, ShardState.READY, endpoint="http://late:1")
+    replica = Replica.objects.get()
+    assert (replica.attempt, replica.state, replica.latest_failure["code"]) == (
+        2,
+        ReplicaState.STARTING,
+        "nccl_timeout",
+    )
+
+
+# -- verdicts ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_refused_start_is_a_failed_attempt() -> None:
+    admission = ready_node()
+    model()
+    tick()
+    reports.apply_answer(
+        command_id=Command.objects.get().pk,
+        node_id=admission.node_id,
+        accepted=False,
+        code="invalid_profile",
+        detail="cannot use it",
+        now=timezone.now(),
+    )
+    replica = Replica.objects.get()
+    assert (replica.state, replica.latest_failure["code"]) == (ReplicaState.FAILED, "invalid_profile")
+
+
+def test_a_hung_engine_is_unrouted_restarted_and_its_evidence_kept() -> None:
+    admission = serving()
+    shard = Shard.objects.get()
+    tell(admission, shard, ShardState.READY, endpoint=shard.endpoint, running=2, waiting=1, stalled_seconds=50.0)
+    tick()
+    replica = Replica.objects.get()
+    assert replica.state == ReplicaState.DEGRADED
+    assert Command.objects.filter(kind=CommandKind.STOP).count() == 1
+    event = Event.objects.get(kind="replica_given_up")
+    assert (event.data["running"], event.data["waiting"], event.data["code"]) == (2, 1, "hung")
+    tell(admission, shard, ShardState.STOPPED)
+    replica = Replica.objects.get()
+    assert (replica.latest_failure["code"], replica.crash_count) == ("hung", 1)
+    reconciler.run(holder="test", now=timezone.now() + timedelta(seconds=11))
+    assert Replica.objects.get().attempt == 2
+
+
+def test_a_stall_that_is_over_is_forgotten() -> None:
+    admission = serving()
+    shard = Shard.objects.get()
+    report = ShardReport(shard=wire_name(shard), epoch=1, state=ShardState.READY, endpoint=shard.endpoint)
+    assert report.stalled_seconds is None
+    tell(admission, shard, ShardState.READY, endpoint=shard.endpoint, running=2, stalled_seconds=44.0)
+    tell(admission, shard, ShardState.READY, endpoint=shard.endpoint, running=2)
+    assert Shard.objects.get().stalled_at is None
+    assert reconciler.run(holder="test", now=timezone.now() + timedelta(minutes=5)) == 0
