@@ -3,15 +3,13 @@
 Only how many cards are free in each domain matters here, so nodes that look alike are judged once.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from agent_client.profile import NvlinkRule, Profile
 from fleet.domain.score import Holes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class Shape(NamedTuple):
     """What a profile needs of the fleet, in cards."""
 
     nodes: int

@@ -7,10 +7,10 @@ from bisect import insort
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from agent_client.protocol.states import ENDED_SHARD_STATES, ShardState
-from fleet.domain.fit import Room, Shape, Take, take
+from fleet.domain.fit import Room, Shape, Take
 from fleet.domain.placement_types import Placement
 from fleet.domain.score import Holes, holes_by_class
 from fleet.domain.types import FleetSnapshot, GpuView, NodeView
@@ -22,6 +22,10 @@ class Kind(NamedTuple):
     room: Room
     networks: tuple[str, ...]  # fabrics with an active port, by name
     rack: str  # NVLink domain over several nodes; empty for none
+
+    @property
+    def reached(self) -> tuple[str, ...]:
+        return (*self.networks, self.rack) if self.rack else self.networks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +61,8 @@ class FleetIndex:
     snapshot: FleetSnapshot
     taken: frozenset[int] = frozenset()
     busy: Mapping[int, int] = field(default_factory=dict)  # node → shards placed since the snapshot
-    takes: dict[Any, Take | None] = field(default_factory=dict, repr=False)  # a cache that all of a family share
+    #: By class and shape what each room gives: a cache that an index and all that came of it share.
+    takes: dict[tuple[str, Shape], dict[Room, Take | None]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def build(cls, snapshot: FleetSnapshot) -> "FleetIndex":
@@ -132,12 +137,6 @@ class FleetIndex:
                     copied.add(name)
                 _move(cells[name], before.get(name), after.get(name))
         return replace(self, slots=slots, cells=cells)
-
-    def take(self, gpu_class: str, room: Room, shape: Shape) -> Take | None:
-        key = (gpu_class, room, shape)
-        if key not in self.takes:
-            self.takes[key] = take(room, shape, self.holes_of(gpu_class))
-        return self.takes[key]
 
     def holes_of(self, gpu_class: str) -> Holes:
         return self.holes.get(gpu_class) or _USUAL
