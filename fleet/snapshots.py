@@ -4,7 +4,7 @@ from collections import defaultdict
 from datetime import timedelta
 from typing import Any
 
-from django.db.models import F, Q
+from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Now
 
 from agent_client.engines.causes import NODE_LOCAL_CAUSES
@@ -22,35 +22,42 @@ NODE_LOCAL = frozenset(NODE_LOCAL_FAILURES) | NODE_LOCAL_CAUSES
 SETTLED_AFTER = timedelta(seconds=60)
 
 
-def load() -> FleetSnapshot:
-    """Eight queries."""
+def load(*, node: int | None = None) -> FleetSnapshot:
+    """A fixed number of queries. `node`: only that one, with the replicas that have shards there; no models."""
+    here = Q() if node is None else Q(node=node)
     shards = list(
-        Shard.objects.exclude(state__in=ENDED_SHARD_STATES).values_list(
-            "pk", "rank", "epoch", "node_id", "state", "wanted", "replica_id", "pids"
-        )
+        Shard.objects.filter(here)
+        .exclude(state__in=ENDED_SHARD_STATES)
+        .values_list("pk", "rank", "epoch", "node_id", "state", "wanted", "replica_id", "pids")
     )
-    newest = Shard.objects.filter(state__in=ENDED_SHARD_STATES, epoch__gt=0).filter(_newest_attempt())
+    newest = Shard.objects.filter(here, state__in=ENDED_SHARD_STATES, epoch__gt=0).filter(_newest_attempt())
     shards += list(newest.values_list("pk", "rank", "epoch", "node_id", "state", "wanted", "replica_id", "pids"))
     by_replica: dict[int, list[ShardView]] = defaultdict(list)
     per_node: dict[int, int] = defaultdict(int)
-    for pk, rank, epoch, node, word, wanted, replica, pids in shards:
+    for pk, rank, epoch, at, word, wanted, replica, pids in shards:
         state = ShardState(word)
         held = tuple(pid for pid in pids if isinstance(pid, int))
         by_replica[replica].append(
-            ShardView(pk=pk, rank=rank, epoch=epoch, node=node, state=state, wanted=wanted, pids=held)
+            ShardView(pk=pk, rank=rank, epoch=epoch, node=at, state=state, wanted=wanted, pids=held)
         )
-        per_node[node] += state not in ENDED_SHARD_STATES
-    return FleetSnapshot(nodes=_nodes(per_node), models=_models(), replicas=_replicas(by_replica))
+        per_node[at] += state not in ENDED_SHARD_STATES
+    if node is not None:
+        rows = Replica.objects.filter(pk__in=by_replica)
+        return FleetSnapshot(nodes=_nodes(per_node, node), replicas=_replicas(rows, by_replica))
+    return FleetSnapshot(
+        nodes=_nodes(per_node), models=_models(), replicas=_replicas(Replica.objects.all(), by_replica)
+    )
 
 
 def _newest_attempt() -> Q:
     return Q(epoch=F("replica__attempt"))
 
 
-def _nodes(per_node: dict[int, int]) -> tuple[NodeView, ...]:
+def _nodes(per_node: dict[int, int], only: int | None = None) -> tuple[NodeView, ...]:
+    of_node, of_card = (Q(), Q()) if only is None else (Q(node=only), Q(gpu__node=only))
     holders = {
         gpu: (f"{model}/{number}", epoch)
-        for gpu, model, number, epoch in GpuClaim.objects.filter(released_at__isnull=True).values_list(
+        for gpu, model, number, epoch in GpuClaim.objects.filter(of_card, released_at__isnull=True).values_list(
             "gpu_id", "shard__replica__model__name", "shard__replica__number", "shard__epoch"
         )
     }
@@ -62,11 +69,11 @@ def _nodes(per_node: dict[int, int]) -> tuple[NodeView, ...]:
     )
     racks = {node.pk: _racks(node.domains) for node in rows}
     gpus: dict[int, list[GpuView]] = defaultdict(list)
-    for gpu in Gpu.objects.defer("name", "bus", "numa"):
+    for gpu in Gpu.objects.filter(of_node).defer("name", "bus", "numa"):
         holder, attempt = holders.get(gpu.pk, ("", 0))
         gpus[gpu.node_id].append(_gpu(gpu, holder, attempt, racks.get(gpu.node_id, frozenset())))
     ports: dict[int, list[PortView]] = defaultdict(list)
-    for adapter in Adapter.objects.filter(present=True).select_related("fabric").order_by("hca", "port"):
+    for adapter in Adapter.objects.filter(of_node, present=True).select_related("fabric").order_by("hca", "port"):
         ports[adapter.node_id].append(_port(adapter))
     files = _files()
     return tuple(
@@ -180,10 +187,10 @@ def _models() -> tuple[ModelView, ...]:
     return tuple(out)
 
 
-def _replicas(shards: dict[int, list[ShardView]]) -> tuple[ReplicaView, ...]:
+def _replicas(rows: QuerySet[Replica], shards: dict[int, list[ShardView]]) -> tuple[ReplicaView, ...]:
     names = dict(Node.objects.values_list("name", "pk"))
     out = []
-    for replica in Replica.objects.select_related("model", "revision"):
+    for replica in rows.select_related("model", "revision"):
         failure = replica.latest_failure or {}
         local = failure.get("code") in NODE_LOCAL and failure.get("attempt") == replica.attempt
         out.append(

@@ -6,12 +6,13 @@ from typing import Any
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
-from django.utils.html import format_html, format_html_join
+from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 from unfold.decorators import display
 
 from fleet.admin.base import MachineOwnedAdmin
 from fleet.admin.display import LABELS, table
+from fleet.admin.explanation import panel
 from fleet.domain.states import ReplicaWish
 from fleet.models import Event, GpuClaim, Replica, Shard
 from fleet.services import operations
@@ -53,13 +54,7 @@ class ReplicaAdmin(MachineOwnedAdmin):
 
     @display(description="Why")
     def why(self, replica: Replica) -> SafeString | str:
-        explanation = replica.explanation
-        if not explanation:
-            return "-"
-        rows = format_html_join("", "<li>{}</li>", ((node.get("text", ""),) for node in explanation.get("nodes", [])))
-        return format_html(
-            "<p>{}</p><p>Hint: {}</p><ul>{}</ul>", explanation.get("text", ""), explanation.get("hint") or "-", rows
-        )
+        return panel(replica.explanation)
 
     @display(description="Where")
     def where(self, replica: Replica) -> SafeString | str:

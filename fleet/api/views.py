@@ -11,10 +11,11 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet, ViewSet
 
-from fleet.api.serializers import EventSerializer, NodeSerializer, ReplicaSerializer
+from fleet import snapshots
+from fleet.api.serializers import EventSerializer, NodeSerializer, ReplicaSerializer, show_ledger, show_plan
 from fleet.domain.states import ReplicaWish
 from fleet.models import Event, Node, Replica
-from fleet.services import catalog, operations
+from fleet.services import catalog, explanations, operations
 
 ENTRY = OpenApiTypes.OBJECT
 
@@ -51,6 +52,16 @@ class ModelViewSet(ViewSet):
         catalog.delete_model(pk, actor=request.user.get_username())
         return Response(status=204)
 
+    @extend_schema(request=ENTRY, responses=ENTRY)
+    def plan(self, request: Request, pk: str) -> Response:
+        """Where one more copy would go, or why nowhere and what would help; changes nothing.
+
+        Body: empty for the stored profile; a profile, alone or as `profile` beside the model's `model_config`.
+        """
+        body = request.data if isinstance(request.data, dict) else {}
+        draft = body.get("profile") if body.keys() & {"profile", "model_config"} else (body or None)
+        return Response(show_plan(explanations.plan(pk, draft=draft, config=body.get("model_config"))))
+
     def _one(self, name: str) -> dict[str, Any]:
         for entry in catalog.export_catalog()["models"]:
             if entry["name"] == name:
@@ -75,6 +86,12 @@ class NodeViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Node]):
     def uncordon(self, request: Request, name: str) -> Response:
         operations.uncordon_node(node=self.get_object(), actor=request.user.get_username())
         return Response(NodeSerializer(self.get_object()).data)
+
+    @extend_schema(responses=ENTRY)
+    @action(detail=True, methods=["get"])
+    def ledger(self, request: Request, name: str) -> Response:
+        """Each card and who holds it."""
+        return Response({"node": name, "gpus": show_ledger(snapshots.load(node=self.get_object().pk))})
 
 
 class ReplicaViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Replica]):

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import cache
 
 from agent_client.profile import Profile
+from agent_client.profile.model_facts import ModelFacts
 from fleet.domain.placement_find import find_for
 from fleet.domain.placement_index import FleetIndex
 from fleet.domain.placement_preempt import preempt
@@ -29,23 +30,24 @@ def place(
     model: int | None = None,
     avoid: Collection[int] = (),
     taken: Collection[int] = (),
+    facts: ModelFacts | None = None,
 ) -> Placement | Refusal:
     """Where one replica can run.
 
     `model`: whose replica it is, for its files, its own copies and its affinities; `avoid`: nodes used only when no
-    other fits; `taken`: GPUs promised in this tick.
+    other fits; `taken`: GPUs promised in this tick; `facts`: of the model, for what would help.
     """
     index = fleet if isinstance(fleet, FleetIndex) else FleetIndex.build(fleet)
     ask = Ask(index=index.without(taken), profile=profile, model=model, avoid=avoid)
     found = find_for(ask)
     if found is None and profile.preempts:
         found = preempt(ask)
-    return found if found is not None else _refused(ask)
+    return found if found is not None else _refused(ask, facts)
 
 
-def _refused(ask: Ask) -> Refusal:
+def _refused(ask: Ask, facts: ModelFacts | None) -> Refusal:
     @cache
     def proposals() -> tuple[Proposal, ...]:
-        return propose(ask)
+        return propose(ask, facts)
 
     return replace(refuse(ask), propose=proposals)

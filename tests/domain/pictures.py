@@ -1,7 +1,7 @@
 """Fleets drawn as text, one node a line: `name [words] : cards`.
 
 Cards: `.` free, `x` held by other/1, `A` to `H` held by a/1 to h/1 (replicas of the snapshot), `f` used by a
-foreign process, `c` cordoned, `!` broken, `m` memory used, `s` a MIG slice; `-` parts NVLink domains, `?` marks unknown topology.
+foreign process, `c` cordoned, `!` broken, `m` memory used, `s` a MIG slice; `-` parts NVLink domains, `?`: unknown.
 Words: a status; `cordoned`; `draining`; a class; `rack=r1` and `site=a` (labels); `engine=x`; `cc=8.0`;
 `ib=east,west!` (ports by fabric, `!` down); `nvl=r7` (all its cards are in that rack's domain); `files` (of model 1).
 """
