@@ -355,3 +355,51 @@ def test_only_free_cards_of_schedulable_nodes_whatever_the_order(
         assert len(chosen) == size
         assert all(gpu.usable and gpu.schedulable and not gpu.holder and not gpu.foreign for gpu in chosen)
         assert len({gpu.domain for gpu in chosen}) == 1
+
+
+WISHES = st.lists(
+    st.sampled_from(
+        [
+            {},
+            {"tensor_parallel": 2},
+            {"tensor_parallel": 4, "nvlink": "off"},
+            {"tensor_parallel": 2, "pipeline_parallel": 2},
+            {"tensor_parallel": 2, "pipeline_parallel": 2, "nodes": 2},
+            {"gpus": 0},
+        ]
+    ),
+    max_size=8,
+)
+NAMED = st.sampled_from(["", "ib=e", "ib=e", "ib=w", "cordoned ib=e", "draining", "lost", "nvl=r1"])
+
+
+@given(st.lists(st.tuples(NAMED, SIGNS), min_size=1, max_size=6), WISHES, st.randoms(use_true_random=False))
+def test_a_tick_never_gives_a_card_twice_and_does_not_depend_on_the_order_of_rows(
+    lines: list[tuple[str, str]], wishes: list[dict[str, object]], rng: random.Random
+) -> None:
+    snapshot = fleet("\n".join(f"n{i} {words}: {signs}" for i, (words, signs) in enumerate(lines)))
+    shuffled = list(snapshot.nodes)
+    rng.shuffle(shuffled)
+    index, other = FleetIndex.build(snapshot), FleetIndex.build(FleetSnapshot(nodes=tuple(shuffled)))
+    given_away: set[int] = set()
+    nodes = {node.pk: node for node in snapshot.nodes}
+    for wish in wishes:
+        asked = profile(**wish)
+        found = place(index, asked)
+        assert place(other, asked) == found
+        assert place(snapshot, asked, taken=given_away).__class__ is found.__class__
+        if isinstance(found, Refusal):
+            continue
+        index, other = index.taking(found), other.taking(found)
+        assert not given_away & set(found.gpus)
+        given_away |= set(found.gpus)
+        assert len(found.shards) == asked.nodes == len({shard.node for shard in found.shards})
+        for shard in found.shards:
+            free = {gpu.pk: gpu for gpu in nodes[shard.node].gpus if gpu.free}
+            assert nodes[shard.node].standing
+            assert len(shard.gpus) == asked.gpus_per_node
+            assert set(shard.gpus) <= free.keys()
+            if asked.nvlink == "require" and asked.group > 1:
+                pairs = [shard.gpus[at : at + asked.group] for at in range(0, len(shard.gpus), asked.group)]
+                assert all(len({free[gpu].domain for gpu in pair}) == 1 for pair in pairs)
+    assert not any(gpu.pk in given_away and (gpu.holder or gpu.foreign) for node in nodes.values() for gpu in node.gpus)
