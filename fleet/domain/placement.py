@@ -39,10 +39,19 @@ def place(
     """
     index = fleet if isinstance(fleet, FleetIndex) else FleetIndex.build(fleet)
     ask = Ask(index=index.without(taken), profile=profile, model=model, avoid=avoid)
+    # In a tick cards are only taken: what found no place finds none later, unless a neighbour that it needs arrives.
+    key = (id(profile), model, frozenset(avoid), frozenset(taken), id(facts))
+    known = index.refusals.get(key) if not profile.affinity else None
+    if known is not None:
+        return known[1]
     found = find_for(ask)
     if found is None and profile.preempts:
         found = preempt(ask)
-    return found if found is not None else _refused(ask, facts)
+    if found is not None:
+        return found
+    refusal = _refused(ask, facts)
+    index.refusals[key] = ((profile, facts), refusal)  # with what the key names, so that no other takes its id
+    return refusal
 
 
 def _refused(ask: Ask, facts: ModelFacts | None) -> Refusal:

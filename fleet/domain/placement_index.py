@@ -7,11 +7,12 @@ from bisect import insort
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from agent_client.protocol.states import ENDED_SHARD_STATES, ShardState
 from fleet.domain.fit import Room, Shape, Take
 from fleet.domain.placement_types import Placement
+from fleet.domain.reasons import Refusal
 from fleet.domain.score import Holes, holes_by_class
 from fleet.domain.types import FleetSnapshot, GpuView, NodeView
 
@@ -63,6 +64,8 @@ class FleetIndex:
     busy: Mapping[int, int] = field(default_factory=dict)  # node → shards placed since the snapshot
     #: By class and shape what each room gives: a cache that an index and all that came of it share.
     takes: dict[tuple[str, Shape], dict[Room, Take | None]] = field(default_factory=dict, repr=False)
+    #: What found no place since the index was built, by question: the same cache.
+    refusals: dict[Any, tuple[Any, Refusal]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def build(cls, snapshot: FleetSnapshot) -> "FleetIndex":
@@ -119,7 +122,7 @@ class FleetIndex:
     def changing(self, nodes: Iterable[NodeView]) -> "FleetIndex":
         """With other facts about some nodes, as a what-if asks; who runs where stays."""
         changed = {node.pk: node for node in nodes}
-        return replace(self, nodes={**self.nodes, **changed})._again(changed)
+        return replace(self, nodes={**self.nodes, **changed}, refusals={})._again(changed)
 
     def _again(self, pks: Iterable[int]) -> "FleetIndex":
         slots = dict(self.slots)

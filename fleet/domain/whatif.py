@@ -24,7 +24,7 @@ MOST, MOST_OF_KIND = 5, 2
 TRIED, TRIED_PAIRS, TOGETHER = 40, 120, 4
 
 #: The order in which they are shown.
-_ORDER = (
+ORDER = (
     ChangeKind.UNCORDON_NODE,
     ChangeKind.UNCORDON_GPUS,
     ChangeKind.CANCEL_DRAIN,
@@ -50,7 +50,7 @@ def propose(ask: Ask, facts: ModelFacts | None = None) -> tuple[Proposal, ...]:
 
 def _shown(found: Iterable[Proposal]) -> tuple[Proposal, ...]:
     """The best first, and not all of one kind."""
-    ordered = sorted(found, key=lambda each: [(_ORDER.index(c.kind), c.text) for c in each.changes])
+    ordered = sorted(found, key=lambda each: [(ORDER.index(c.kind), c.text) for c in each.changes])
     out: list[Proposal] = []
     for proposal in ordered:
         kinds = [change.kind for change in proposal.changes]

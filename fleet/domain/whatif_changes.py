@@ -37,7 +37,7 @@ def with_fields(profile: Profile, values: dict[str, Any]) -> Profile:
 def _changed(node: NodeView, change: Change) -> NodeView:
     match change.kind:
         case ChangeKind.UNCORDON_NODE:
-            return replace(node, schedulable=True)
+            return replace(node, schedulable=True, draining=False)
         case ChangeKind.CANCEL_DRAIN:
             return replace(node, draining=False)
         case ChangeKind.RETURN_NODE:
@@ -61,8 +61,9 @@ def of_node(node: NodeView) -> Iterator[Change]:
     """What can be done to a node and its cards, the simplest first."""
     name = node.name
     if not node.schedulable:
-        yield Change(kind=ChangeKind.UNCORDON_NODE, target=name, text=f"uncordon {name}")
-    if node.draining:
+        text = f"uncordon {name}" + (", which ends its drain" if node.draining else "")
+        yield Change(kind=ChangeKind.UNCORDON_NODE, target=name, text=text)
+    elif node.draining:
         yield Change(kind=ChangeKind.CANCEL_DRAIN, target=name, text=f"cancel the drain of {name}")
     cordoned = [gpu for gpu in node.gpus if gpu.usable and not gpu.schedulable and not gpu.holder]
     if cordoned:

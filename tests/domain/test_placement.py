@@ -403,3 +403,25 @@ def test_a_tick_never_gives_a_card_twice_and_does_not_depend_on_the_order_of_row
                 pairs = [shard.gpus[at : at + asked.group] for at in range(0, len(shard.gpus), asked.group)]
                 assert all(len({free[gpu].domain for gpu in pair}) == 1 for pair in pairs)
     assert not any(gpu.pk in given_away and (gpu.holder or gpu.foreign) for node in nodes.values() for gpu in node.gpus)
+
+
+def test_in_a_tick_the_same_question_is_refused_once() -> None:
+    index = FleetIndex.build(fleet("a: ..x"))
+    large, small = profile(tensor_parallel=4), profile()
+    first = place(index, large)
+    found = place(index, small)
+    assert isinstance(first, Refusal)
+    assert isinstance(found, Placement)
+    assert place(index.taking(found), large) is first
+    assert place(index.changing([fleet("a: ....").nodes[0]]), large) != first
+
+
+def test_a_neighbour_that_arrives_in_the_same_tick_counts() -> None:
+    index = FleetIndex.build(fleet("a: ...\nb: B"))
+    beside = profile(affinity=["b"])
+    assert isinstance(place(index, beside), Refusal)
+    another = place(index, profile(), model=3)
+    assert isinstance(another, Placement)
+    found = place(index.taking(another, model=3), beside)
+    assert isinstance(found, Placement)
+    assert found.node_names == ("a",)

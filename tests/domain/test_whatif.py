@@ -15,13 +15,14 @@ from fleet.domain.placement_search import Ask
 from fleet.domain.reasons import ChangeKind, Refusal
 from fleet.domain.states import ReplicaState
 from fleet.domain.types import FleetSnapshot
-from fleet.domain.whatif import propose
+from fleet.domain.whatif import ORDER, propose
 from fleet.domain.whatif_changes import applied
 from tests.domain.pictures import fleet, profile
 
 #: Picture, what is asked, and the proposals' changes.
 TABLE: dict[str, tuple[str, dict[str, object], list[str]]] = {
     "a cordoned node": ("a cordoned: .", {}, ["uncordon a"]),
+    "a node that was cordoned for its drain": ("a cordoned draining: .", {}, ["uncordon a, which ends its drain"]),
     "a draining node": ("a draining: .", {}, ["cancel the drain of a"]),
     "a silent node": ("a lost: .", {}, ["bring a back: it is lost"]),
     "only the cards that it takes": ("a: cc", {}, ["uncordon a GPU 0"]),
@@ -109,6 +110,11 @@ def test_a_refusal_carries_its_proposals_to_the_database() -> None:
     stored = refused(fleet("a: cc"), profile()).to_json()
     change = {"kind": "uncordon_gpus", "target": "a", "text": "uncordon a GPU 0", "gpus": [0]}
     assert stored["proposals"] == [{"text": "uncordon a GPU 0: it would go to a", "changes": [change], "nodes": ["a"]}]
+
+
+@pytest.mark.parametrize("kind", ChangeKind)
+def test_each_kind_of_change_has_its_place_in_the_order(kind: ChangeKind) -> None:
+    assert kind in ORDER
 
 
 SIGNS = st.text(alphabet=".xfc!mABC-", min_size=1, max_size=9)
