@@ -44,6 +44,8 @@ def choose(profile: Profile, inventory: Mapping[str, Any]) -> tuple[Sequence[Gpu
         for group in _groups(free, profile):
             if len(group) >= need:
                 return group[:need], None
+        if scattered := _scattered(free, profile):
+            return scattered, None
         reasons = [(gpu["index"], _against(gpu, profile)) for gpu in of_class]
         why = [f"GPU {index} {reason}" for index, reason in reasons if reason]
         largest = max((len(group) for group in _groups(free, profile)), default=0)
@@ -53,8 +55,16 @@ def choose(profile: Profile, inventory: Mapping[str, Any]) -> tuple[Sequence[Gpu
     return (), _problem(best[1], best[2], "free cards, or lower tensor_parallel")
 
 
+def _scattered(free: Sequence[Gpu], profile: Profile) -> list[Gpu]:
+    """Whole tensor-parallel groups from several domains: a pipeline's stages need no NVLink between them."""
+    out: list[Gpu] = []
+    for domain in _groups(free, profile):
+        out += domain[: len(domain) // profile.group * profile.group]
+    return out[: profile.gpus_per_node] if len(out) >= profile.gpus_per_node > profile.group else []
+
+
 def _groups(free: Sequence[Gpu], profile: Profile) -> list[list[Gpu]]:
-    if profile.gpus_per_node == 1 or profile.nvlink is NvlinkRule.OFF:
+    if profile.group == 1 or profile.nvlink is NvlinkRule.OFF:
         return [list(free)]
     groups: dict[str, list[Gpu]] = {}
     unknown = [gpu for gpu in free if gpu.get("domain") is None]

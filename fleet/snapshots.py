@@ -20,12 +20,16 @@ from fleet.wishes import load_wishes
 SETTLED_AFTER = timedelta(seconds=60)
 
 
-def load() -> FleetSnapshot:
-    """The whole fleet, in a fixed number of queries."""
-    return load_room(load_wishes()).snapshot
+def load(*, node: int | None = None) -> FleetSnapshot:
+    """The whole fleet, in a fixed number of queries. `node`: of the machines that one alone, with what runs there."""
+    wishes = load_wishes()
+    if node is not None:
+        here = tuple(each for each in wishes.replicas if any(shard.node == node for shard in each.shards))
+        wishes = replace(wishes, replicas=here)
+    return load_room(wishes, node=node).snapshot
 
 
-def load_room(wishes: FleetSnapshot, *, free_cards_only: bool = False) -> SnapshotRoom:
+def load_room(wishes: FleetSnapshot, *, free_cards_only: bool = False, node: int | None = None) -> SnapshotRoom:
     """The machines beside what is wished: five queries more. Cards that are claimed are most of a busy fleet."""
     per_node: dict[int, int] = defaultdict(int)
     for replica in wishes.replicas:
@@ -42,15 +46,20 @@ def load_room(wishes: FleetSnapshot, *, free_cards_only: bool = False) -> Snapsh
         held[holder].append(gpu)
         holders[gpu] = (labels.get(owner, "a new replica"), epoch)
     cards = {shard: tuple(gpus) for shard, gpus in held.items()}
-    return SnapshotRoom(replace(wishes, nodes=_nodes(per_node, holders, Gpu.objects.all())), cards)
+    rows = Gpu.objects.all() if node is None else Gpu.objects.filter(node=node)
+    return SnapshotRoom(replace(wishes, nodes=_nodes(per_node, holders, rows, only=node)), cards)
 
 
 def _nodes(
-    per_node: Mapping[int, int], holders: Mapping[int, tuple[str, int]], cards: QuerySet[Gpu]
+    per_node: Mapping[int, int],
+    holders: Mapping[int, tuple[str, int]],
+    cards: QuerySet[Gpu],
+    only: int | None = None,
 ) -> tuple[NodeView, ...]:
     # An inventory is large; of it only the domains are read, which alone tell a rack's from a node's own.
     rows = list(
-        Node.objects.annotate(now=Now(), domains=F("inventory__domains"))
+        Node.objects.filter(Q() if only is None else Q(pk=only))
+        .annotate(now=Now(), domains=F("inventory__domains"))
         .defer("inventory", "past_boots")
         .order_by("name")
     )
@@ -60,7 +69,11 @@ def _nodes(
         holder, attempt = holders.get(gpu.pk, ("", 0))
         gpus[gpu.node_id].append(_gpu(gpu, holder, attempt, racks.get(gpu.node_id, frozenset())))
     ports: dict[int, list[PortView]] = defaultdict(list)
-    for adapter in Adapter.objects.filter(present=True).select_related("fabric").order_by("hca", "port"):
+    for adapter in (
+        Adapter.objects.filter(Q() if only is None else Q(node=only), present=True)
+        .select_related("fabric")
+        .order_by("hca", "port")
+    ):
         ports[adapter.node_id].append(_port(adapter))
     files = _files()
     return tuple(

@@ -33,7 +33,7 @@ class LaunchSpec:
 class EnvVar:
     name: str
     value: str
-    origin: str  # profile, node policy, fabric, llmgw
+    origin: str  # profile, node policy, fabric, automatic, llmgw
     secret: bool = False
 
     @property
@@ -69,12 +69,20 @@ class PlanError(ProfileError):
     """cannot build the command; `problems` says why."""
 
 
-def environment(spec: LaunchSpec, owned: Mapping[str, str], *, secrets: Iterable[str] = ()) -> tuple[EnvVar, ...]:
-    """The variables of an engine: the profile's win over the fabric's over the node policy's; llmgw's own win over all.
+def environment(
+    spec: LaunchSpec,
+    owned: Mapping[str, str],
+    *,
+    automatic: Mapping[str, str] | None = None,
+    secrets: Iterable[str] = (),
+) -> tuple[EnvVar, ...]:
+    """The variables of an engine: the profile's win over the fabric's over the node policy's over the automatic ones.
 
-    Raises PlanError when the profile names a secret that this node does not hold.
+    What llmgw owns wins over all. Raises PlanError when the profile names a secret that this node does not hold.
     """
     rows: dict[str, EnvVar] = {}
+    for name, text in (automatic or {}).items():
+        rows[name] = EnvVar(name=name, value=text, origin="automatic")
     for name, text in spec.engine_env.items():
         rows[name] = EnvVar(name=name, value=text, origin="node policy", secret=_looks_secret(name))
     for name, text in spec.fabric_env.items():

@@ -48,9 +48,8 @@ def plan(spec: LaunchSpec) -> Launch:
     elif spec.engine_key:
         argv += ["--api-key", spec.engine_key]
         hidden = frozenset({len(argv) - 1})
-    if spec.nodes > 1:
-        owned["SGLANG_HOST_IP"] = spec.address
-    env = environment(spec, owned, secrets=[KEY_VARIABLE])
+    automatic = {"SGLANG_HOST_IP": spec.address} if spec.nodes > 1 else {}
+    env = environment(spec, owned, automatic=automatic, secrets=[KEY_VARIABLE])
     return Launch(argv=(*argv, *profile.extra_args), env=env, secret_words=hidden)
 
 

@@ -40,9 +40,9 @@ def plan(spec: LaunchSpec) -> Launch:
     owned = cards(spec) if profile.gpus_total else {}
     if spec.engine_key:
         owned["VLLM_API_KEY"] = spec.engine_key
-    if spec.nodes > 1:
-        owned["VLLM_HOST_IP"] = spec.address  # else it takes the default route's
-    env = environment(spec, owned, secrets=["VLLM_API_KEY"])
+    # Else it takes the default route's.
+    automatic = {"VLLM_HOST_IP": spec.address} if spec.nodes > 1 else {}
+    env = environment(spec, owned, automatic=automatic, secrets=["VLLM_API_KEY"])
     return Launch(argv=(*argv, *profile.extra_args), env=env)
 
 

@@ -6,14 +6,18 @@ from django import forms
 from django.contrib import admin
 from django.db.models import Count, Q, QuerySet
 from django.http import HttpRequest
+from django.urls import reverse
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
 from unfold.decorators import display
 from unfold.widgets import UnfoldAdminTextareaWidget
 
 from agent_client.profile import Entry
 from fleet.admin.base import MachineOwnedAdmin, ServiceDeleteAdmin
-from fleet.admin.display import LABELS
+from fleet.admin.display import LABELS, table
+from fleet.admin.explanation import panel
 from fleet.domain.states import ReplicaState
-from fleet.models import CatalogModel, DryCheck, ProfileRevision, Rollout, ServedName
+from fleet.models import CatalogModel, DryCheck, ProfileRevision, Replica, Rollout, ServedName
 from fleet.services import catalog, rollouts
 from fleet.services.errors import FleetError
 
@@ -53,6 +57,14 @@ class CatalogModelForm(forms.ModelForm):
         return given
 
 
+#: So many copies are listed on a model's page.
+TOLD_COPIES = 50
+
+
+def _link(replica: Replica) -> SafeString:
+    return format_html('<a href="{}">{}</a>', reverse("admin:fleet_replica_change", args=[replica.pk]), replica.label)
+
+
 @admin.register(CatalogModel)
 class CatalogModelAdmin(ServiceDeleteAdmin):
     form = CatalogModelForm
@@ -60,7 +72,7 @@ class CatalogModelAdmin(ServiceDeleteAdmin):
     list_filter = ["updated_at"]
     search_fields = ["name"]
     actions = ["pause", "resume", "roll_back"]
-    fields = ["name", "aliases", "replicas", "profile", "endpoints", "revision"]
+    fields = ["copies", "name", "aliases", "replicas", "profile", "endpoints", "revision"]
 
     def get_queryset(self, request: HttpRequest) -> Any:
         ready = Count("replica_set", filter=Q(replica_set__state=ReplicaState.READY))
@@ -85,12 +97,24 @@ class CatalogModelAdmin(ServiceDeleteAdmin):
         actor = request.user.get_username()
         self.each(request, rows, lambda m: rollouts.roll_back(model=m, actor=actor), "all go back")
 
+    @display(description="Copies")
+    def copies(self, model: CatalogModel) -> SafeString | str:
+        """Each with its state; why there is none where there is none, and what would help."""
+        if model.pk is None:
+            return "-"
+        rows = list(Replica.objects.filter(model=model).order_by("number"))
+        for row in rows:
+            row.model = model
+        shown = table(("copy", "state", "reason"), [(_link(row), row.state, row.reason) for row in rows[:TOLD_COPIES]])
+        why = next((row.explanation for row in rows if row.state == ReplicaState.PENDING and row.explanation), None)
+        return format_html("{}{}", shown, panel(why)) if why else shown
+
     @display(description="engine")
     def engine(self, model: CatalogModel) -> str:
         return str(model.profile.get("engine", "")) if model.profile is not None else "endpoints"
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        return ["revision", "name"] if obj else ["revision"]
+        return ["copies", "revision", "name"] if obj else ["copies", "revision"]
 
     def save_model(self, request: HttpRequest, obj: CatalogModel, form: Any, change: bool) -> None:
         catalog.save_entry(form.entry, actor=request.user.get_username())

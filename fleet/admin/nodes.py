@@ -11,9 +11,11 @@ from django.utils.safestring import SafeString
 from unfold.decorators import display
 
 from agent_client.protocol.states import ENDED_SHARD_STATES
+from fleet import snapshots
 from fleet.admin.base import MachineOwnedAdmin
 from fleet.admin.confirm import DrainForm, ask
 from fleet.admin.display import LABELS, table
+from fleet.domain.ledger import ledger
 from fleet.domain.states import NodeStatus
 from fleet.models import Adapter, AgentSession, Event, Fabric, Gpu, GpuClaim, Lease, Listener, Node, Shard
 from fleet.services import liveness, operations
@@ -30,15 +32,6 @@ def memory(gpu: Gpu) -> str:
 
 def health(gpu: Gpu) -> str:
     return texts(gpu) or ("ok" if gpu.placeable else "not placeable")
-
-
-def foreign(gpu: Gpu) -> str:
-    names = [
-        f"{p.get('name') or 'a process'} (pid {p.get('pid')})"
-        for p in gpu.processes
-        if isinstance(p, dict) and p.get("foreign", True)
-    ]
-    return "not ours: " + ", ".join(names[:3]) if names else ""
 
 
 def texts(row: Gpu | Adapter) -> str:
@@ -112,12 +105,9 @@ class NodeAdmin(MachineOwnedAdmin):
 
     @display(description="GPUs")
     def gpu_table(self, node: Node) -> SafeString | str:
-        claims = GpuClaim.objects.filter(gpu__node=node, released_at__isnull=True).select_related(
-            "shard__replica__model"
-        )
-        holders = {claim.gpu_id: claim.shard.replica.label for claim in claims}
+        holders = {line.gpu: line.text for line in ledger(snapshots.load(node=node.pk))}
         rows = [
-            (g.index, g.gpu_class, memory(g), g.domain, holders.get(g.pk, foreign(g) or "free"), health(g))
+            (g.index, g.gpu_class, memory(g), g.domain, holders.get(g.pk), health(g))
             for g in node.gpus.filter(present=True).order_by("index")
         ]
         return table(("GPU", "class", "memory", "domain", "held by", "health"), rows)

@@ -7,13 +7,14 @@ from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils import timezone
-from django.utils.html import format_html, format_html_join
+from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 from unfold.decorators import display
 
 from fleet.admin.base import MachineOwnedAdmin
 from fleet.admin.confirm import DrainForm, ask
 from fleet.admin.display import LABELS, table
+from fleet.admin.explanation import panel
 from fleet.domain.states import ReplicaWish
 from fleet.models import Event, GpuClaim, Replica, Shard
 from fleet.services import operations
@@ -56,13 +57,7 @@ class ReplicaAdmin(MachineOwnedAdmin):
 
     @display(description="Why")
     def why(self, replica: Replica) -> SafeString | str:
-        explanation = replica.explanation
-        if not explanation:
-            return "-"
-        rows = format_html_join("", "<li>{}</li>", ((node.get("text", ""),) for node in explanation.get("nodes", [])))
-        return format_html(
-            "<p>{}</p><p>Hint: {}</p><ul>{}</ul>", explanation.get("text", ""), explanation.get("hint") or "-", rows
-        )
+        return panel(replica.explanation)
 
     @display(description="Where")
     def where(self, replica: Replica) -> SafeString | str:
@@ -99,7 +94,7 @@ class ReplicaAdmin(MachineOwnedAdmin):
         )
         if not isinstance(given, dict):
             return given
-        common = {"actor": request.user.get_username(), "now": timezone.now()}
+        common: dict[str, Any] = {"actor": request.user.get_username(), "now": timezone.now()}
         seconds = given["deadline_seconds"]
         act: Any = lambda r: operations.drain_replica(replica=r, deadline_seconds=seconds, **common)  # noqa: E731
         return self.each(request, rows, act, "is to be drained and stopped")

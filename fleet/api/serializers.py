@@ -5,7 +5,12 @@ from typing import Any
 from rest_framework import serializers
 
 from agent_client.protocol.states import ENDED_SHARD_STATES
+from fleet.domain.ledger import ledger
+from fleet.domain.placement_types import Placement
+from fleet.domain.reasons import Refusal
+from fleet.domain.types import FleetSnapshot
 from fleet.models import Event, Gpu, Node, Replica, Rollout, Shard
+from fleet.services.explanations import Plan
 from fleet.services.operations import LONGEST_DRAIN_SECONDS
 
 
@@ -143,3 +148,46 @@ class EventSerializer(serializers.ModelSerializer[Event]):
     class Meta:
         model = Event
         fields = ["id", "at", "kind", "severity", "text", "actor", "data"]
+
+
+def show_ledger(snapshot: FleetSnapshot) -> list[dict[str, Any]]:
+    return [
+        {
+            "index": line.index,
+            "uuid": line.uuid,
+            "use": line.use.value,
+            "replica": line.replica or None,
+            "attempt": line.attempt or None,
+            "pids": list(line.pids),
+            "text": line.text,
+        }
+        for line in ledger(snapshot)
+    ]
+
+
+def show_plan(plan: Plan) -> dict[str, Any]:
+    """Values of secrets are not in a plan, so none can be shown."""
+    refusal = plan.found.to_json() if isinstance(plan.found, Refusal) else None
+    return {"name": plan.name, "fits": refusal is None, "placement": _placement(plan), "refusal": refusal}
+
+
+def _placement(plan: Plan) -> dict[str, Any] | None:
+    if not isinstance(plan.found, Placement):
+        return None
+    return {
+        "gpu_class": plan.found.gpu_class or None,
+        "fabric": plan.found.fabric or None,
+        "head_address": plan.found.head_address or None,
+        "preempts": list(plan.preempts),
+        "ranks": [
+            {
+                "rank": rank.rank,
+                "node": rank.node,
+                "gpus": [{"index": index, "uuid": uuid} for index, uuid in rank.gpus],
+                "environment": [
+                    {"name": row.name, "value": row.value, "origin": row.origin} for row in rank.environment
+                ],
+            }
+            for rank in plan.ranks
+        ],
+    }

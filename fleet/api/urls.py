@@ -11,4 +11,6 @@ router.register("models", ModelViewSet, basename="model")
 router.register("nodes", NodeViewSet, basename="node")
 router.register("replicas", ReplicaViewSet, basename="replica")
 router.register("events", EventViewSet, basename="event")
-urlpatterns = [*router.urls, path("schema", SpectacularAPIView.as_view(), name="schema")]
+#: Before the router's own: a model's name may have slashes, so its page takes whatever follows.
+plan = path("models/<path:pk>/plan/", ModelViewSet.as_view({"post": "plan"}), name="model-plan")
+urlpatterns = [plan, *router.urls, path("schema", SpectacularAPIView.as_view(), name="schema")]

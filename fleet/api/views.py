@@ -13,6 +13,7 @@ from rest_framework.response import Response
 from rest_framework.serializers import Serializer
 from rest_framework.viewsets import GenericViewSet, ViewSet
 
+from fleet import snapshots
 from fleet.api.serializers import (
     DrainRequest,
     EventSerializer,
@@ -20,10 +21,12 @@ from fleet.api.serializers import (
     NodeSerializer,
     ReplicaSerializer,
     RolloutSerializer,
+    show_ledger,
+    show_plan,
 )
 from fleet.domain.states import ReplicaWish
 from fleet.models import CatalogModel, Event, Gpu, Node, Replica, Rollout
-from fleet.services import catalog, liveness, operations, rollouts
+from fleet.services import catalog, explanations, liveness, operations, rollouts
 
 ENTRY = OpenApiTypes.OBJECT
 
@@ -87,6 +90,17 @@ class ModelViewSet(ViewSet):
     def rollback(self, request: Request, pk: str) -> Response:
         rollouts.roll_back(model=self._row(pk), actor=request.user.get_username())
         return self.rollout(request, pk)
+
+    @extend_schema(request=ENTRY, responses=ENTRY)
+    @action(detail=True, methods=["post"])
+    def plan(self, request: Request, pk: str) -> Response:
+        """Where one more copy would go, or why nowhere and what would help; changes nothing.
+
+        Body: empty for the stored profile; a profile, alone or as `profile` beside the model's `model_config`.
+        """
+        body = request.data if isinstance(request.data, dict) else {}
+        draft = body.get("profile") if body.keys() & {"profile", "model_config"} else (body or None)
+        return Response(show_plan(explanations.plan(pk, draft=draft, config=body.get("model_config"))))
 
     def _row(self, name: str) -> CatalogModel:
         row = CatalogModel.objects.filter(name=name).first()
@@ -159,6 +173,12 @@ class NodeViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Node]):
     def accept_losses(self, request: Request) -> Response:
         """While evictions are held: the nodes that are silent now may be declared lost."""
         return Response({"accepted": liveness.accept_losses(actor=request.user.get_username())})
+
+    @extend_schema(responses=ENTRY)
+    @action(detail=True, methods=["get"])
+    def ledger(self, request: Request, name: str) -> Response:
+        """Each card and who holds it."""
+        return Response({"node": name, "gpus": show_ledger(snapshots.load(node=self.get_object().pk))})
 
 
 class ReplicaViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Replica]):

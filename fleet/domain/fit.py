@@ -3,15 +3,16 @@
 Only how many cards are free in each domain matters here, so nodes that look alike are judged once.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from agent_client.profile import NvlinkRule, Profile
 from fleet.domain.score import Holes
 
+#: A pair of unknown topology is taken only where no NVLink pair is free, whatever holes that one breaks.
+UNKNOWN_LOSS = 1e6
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+
+class Shape(NamedTuple):
     """What a profile needs of the fleet, in cards."""
 
     nodes: int
@@ -61,7 +62,7 @@ def take(room: Room, shape: Shape, holes: Holes) -> Take | None:
         scattered = _scattered(room, shape, holes)
         found += [scattered] if scattered else []
     if not found and shape.pairs and shape.cards == 2 and room.unknown >= 2:
-        loss = holes.on_node(room.total) - holes.on_node(room.total - 2)
+        loss = UNKNOWN_LOSS + holes.on_node(room.total) - holes.on_node(room.total - 2)
         return Take((0,) * len(room.domains), 2, loss, room.unknown - 2)
     return min(found, key=lambda each: (each.loss, each.left)) if found else None
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import cache
 
 from agent_client.profile import Profile
+from agent_client.profile.model_facts import ModelFacts
 from fleet.domain.placement_find import find_for
 from fleet.domain.placement_index import FleetIndex
 from fleet.domain.placement_preempt import preempt
@@ -29,23 +30,33 @@ def place(
     model: int | None = None,
     avoid: Collection[int] = (),
     taken: Collection[int] = (),
+    facts: ModelFacts | None = None,
 ) -> Placement | Refusal:
     """Where one replica can run.
 
     `model`: whose replica it is, for its files, its own copies and its affinities; `avoid`: nodes used only when no
-    other fits; `taken`: GPUs promised in this tick.
+    other fits; `taken`: GPUs promised in this tick; `facts`: of the model, for what would help.
     """
     index = fleet if isinstance(fleet, FleetIndex) else FleetIndex.build(fleet)
     ask = Ask(index=index.without(taken), profile=profile, model=model, avoid=avoid)
+    # In a tick cards are only taken: what found no place finds none later, unless a neighbour that it needs arrives.
+    key = (id(profile), model, frozenset(avoid), frozenset(taken), id(facts))
+    known = index.refusals.get(key) if not profile.affinity else None
+    if known is not None:
+        return known[1]
     found = find_for(ask)
     if found is None and profile.preempts:
         found = preempt(ask)
-    return found if found is not None else _refused(ask)
+    if found is not None:
+        return found
+    refusal = _refused(ask, facts)
+    index.refusals[key] = ((profile, facts), refusal)  # with what the key names, so that no other takes its id
+    return refusal
 
 
-def _refused(ask: Ask) -> Refusal:
+def _refused(ask: Ask, facts: ModelFacts | None) -> Refusal:
     @cache
     def proposals() -> tuple[Proposal, ...]:
-        return propose(ask)
+        return propose(ask, facts)
 
     return replace(refuse(ask), propose=proposals)

@@ -1,7 +1,8 @@
 """What may stand against a node or a card, whatever else is free: each rule once, with its words."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from agent_client.profile import EngineKind, Profile
 from fleet.domain.reasons import NodeRefusal, Reason
@@ -44,21 +45,27 @@ class Need:
             return self.memory_mib
         return int(gpu.memory_total_mib * self.share)
 
-    def met_by(self, gpu: GpuView) -> bool:
-        return not any(True for _ in self.unmet(gpu))
-
-    def unmet(self, gpu: GpuView) -> Iterator[tuple[Reason, str]]:
+    def unmet(self, gpu: GpuView) -> Reason | None:
         if self.whole and gpu.mig:
-            yield Reason.MIG, "is a MIG slice, which joins no group"
+            return Reason.MIG
         if self.capability is not None and version(gpu.compute_capability) < self.capability:
-            has = gpu.compute_capability or "unknown"
-            least = ".".join(map(str, self.capability))
-            yield Reason.CAPABILITY, f"has compute capability {has}, {least} needed"
-        need, free = self.memory_of(gpu), gpu.memory_free_mib
-        if need is not None and free is not None and free < need:
-            yield Reason.MEMORY, f"has {free} MiB free, {need} needed"
+            return Reason.CAPABILITY
+        total, need = gpu.memory_total_mib, self.memory_of(gpu)
+        if need is not None and total is not None and total - (gpu.memory_used_mib or 0) < need:
+            return Reason.MEMORY
+        return None
+
+    def words(self, reason: Reason, gpu: GpuView) -> str:
+        """What a card lacks, after its number."""
+        if reason is Reason.MIG:
+            return "is a MIG slice, which joins no group"
+        if reason is Reason.CAPABILITY:
+            least = ".".join(map(str, self.capability or ()))
+            return f"has compute capability {gpu.compute_capability or 'unknown'}, {least} needed"
+        return f"has {gpu.memory_free_mib} MiB free, {self.memory_of(gpu)} needed"
 
 
+@cache
 def version(text: str) -> tuple[int, ...]:
     """Empty for what is not known."""
     return tuple(int(part) for part in text.split(".")) if text.replace(".", "").isdecimal() else ()
@@ -126,7 +133,8 @@ def against(gpu: GpuView, need: Need, taken: Collection[int], holder: Holder) ->
     if gpu.foreign:
         size = f", {gpu.foreign_mib} MiB" if gpu.foreign_mib else ""
         return Reason.FOREIGN, f"is used by {gpu.foreign}{size}"
-    return next(need.unmet(gpu), None)
+    reason = need.unmet(gpu)
+    return None if reason is None else (reason, need.words(reason, gpu))
 
 
 def _no(node: NodeView, reason: Reason, what: str) -> NodeRefusal:

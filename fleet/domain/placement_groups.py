@@ -5,9 +5,10 @@ A network is a fabric on which each node has an active port or, where no fabric 
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
 
-from fleet.domain.placement_search import Ask, Choice, Scale, Score, judge
+from fleet.domain.placement_index import Kind
+from fleet.domain.placement_search import Ask, Choice, Key, Scale, judge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,10 +16,6 @@ class Group:
     gpu_class: str
     fabric: str  # empty: the ranks meet inside one NVLink rack
     ranks: tuple[Choice, ...]
-
-
-#: How good a node is within its network: to be avoided, copies there already, then as for one node.
-_Rank = tuple[bool, int, Score, bool, tuple[bool, str]]
 
 
 def several_nodes(ask: Ask) -> Group | None:
@@ -36,7 +33,7 @@ def _in_class(ask: Ask, gpu_class: str) -> Group | None:
     whole = ask.shape.block == ask.shape.nodes
     best: tuple[tuple[int, int, float, int, str], Group] | None = None
     for names, on_fabric in (({} if whole else fabrics, True), (racks, False)):
-        for name in names:
+        for name in (each for each, room in names.items() if room >= ask.shape.nodes):
             ranks = _ranks(ask, scale, name, on_fabric)
             if ranks is None:
                 continue
@@ -95,39 +92,43 @@ def _ranks(ask: Ask, scale: Scale, name: str, on_fabric: bool) -> list[Choice] |
 
 
 def _best(ask: Ask, scale: Scale, name: str, on_fabric: bool) -> Iterator[Choice]:
-    """Nodes of a network, the best first; nodes of one kind are looked at only as far as they are asked for."""
+    """Nodes of a network, the best first, as far as they are asked for; those to avoid or with a copy come last."""
     special = {*ask.avoid, *ask.copies}
-    late: list[tuple[_Rank, Choice]] = []
-    run: list[tuple[_Rank, Choice]] = []
-    score: Score | None = None
-    for each, kind, _ in scale.ranked():
-        if (name not in kind.networks) if on_fabric else (name != kind.rack):
-            continue
-        if score is not None and each != score:
-            yield from (choice for _, choice in sorted(run, key=_rank))
-            run = []
-        score = each
-        taken = 0
-        for slot in scale.index.cells[scale.gpu_class][kind]:
-            pk = slot.node.pk
-            files = pk in ask.files
-            if taken >= ask.shape.nodes and not files and pk not in special and ask.shape.block == 1:
-                continue
-            choice = judge(ask, scale, pk)
-            if choice is None or (ask.allowed is not None and pk not in ask.allowed):
-                continue
-            rank = (pk in ask.avoid, ask.tier(pk), *choice.key)
-            if pk in special:
-                late.append((rank, choice))
-            else:
-                run.append((rank, choice))
-                taken += not files
-    yield from (choice for _, choice in sorted(run, key=_rank))
-    yield from (choice for _, choice in sorted(late, key=_rank))
+    on_network = [
+        (score, kind) for score, kind in scale.ranked if (name in kind.networks if on_fabric else name == kind.rack)
+    ]
+    for _, kinds in groupby(on_network, key=lambda each: each[0]):
+        run = [choice for _, kind in kinds for choice in _of_kind(ask, scale, kind, special)]
+        yield from sorted(run, key=_key)
+    late = []
+    for pk in special:
+        slot = ask.index.slots.get(pk, {}).get(scale.gpu_class)
+        if slot is not None and (name in slot.kind.networks if on_fabric else name == slot.kind.rack):
+            choice = _judge(ask, scale, pk)
+            late += [((pk in ask.avoid, ask.tier(pk), choice.key), choice)] if choice else []
+    yield from (choice for _, choice in sorted(late, key=lambda each: each[0]))
 
 
-def _rank(each: tuple[_Rank, Choice]) -> _Rank:
-    return each[0]
+def _of_kind(ask: Ask, scale: Scale, kind: Kind, special: Collection[int]) -> Iterator[Choice]:
+    """As many as a replica could use, and all that have the model's files."""
+    wanted = ask.shape.nodes if ask.shape.block == 1 else len(scale.index.nodes)
+    for slot in scale.index.cells[scale.gpu_class][kind]:
+        pk = slot.node.pk
+        if (wanted or pk in ask.files) and pk not in special:
+            choice = _judge(ask, scale, pk)
+            if choice is not None:
+                wanted = max(wanted - 1, 0)
+                yield choice
+        elif not wanted and not ask.files:
+            return
+
+
+def _judge(ask: Ask, scale: Scale, pk: int) -> Choice | None:
+    return judge(ask, scale, pk) if ask.allowed is None or pk in ask.allowed else None
+
+
+def _key(choice: Choice) -> Key:
+    return choice.key
 
 
 def _name(choice: Choice) -> str:

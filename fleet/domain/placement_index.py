@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from agent_client.protocol.states import ENDED_SHARD_STATES, ShardState
-from fleet.domain.fit import Room, Shape, Take, take
+from fleet.domain.fit import Room, Shape, Take
 from fleet.domain.placement_types import Placement
+from fleet.domain.reasons import Refusal
 from fleet.domain.score import Holes, holes_by_class
 from fleet.domain.types import FleetSnapshot, GpuView, NodeView
 
@@ -22,6 +23,10 @@ class Kind(NamedTuple):
     room: Room
     networks: tuple[str, ...]  # fabrics with an active port, by name
     rack: str  # NVLink domain over several nodes; empty for none
+
+    @property
+    def reached(self) -> tuple[str, ...]:
+        return (*self.networks, self.rack) if self.rack else self.networks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +62,10 @@ class FleetIndex:
     snapshot: FleetSnapshot
     taken: frozenset[int] = frozenset()
     busy: Mapping[int, int] = field(default_factory=dict)  # node → shards placed since the snapshot
-    takes: dict[Any, Take | None] = field(default_factory=dict, repr=False)  # a cache that all of a family share
+    #: By class and shape what each room gives: a cache that an index and all that came of it share.
+    takes: dict[tuple[str, Shape], dict[Room, Take | None]] = field(default_factory=dict, repr=False)
+    #: What found no place since the index was built, by question: the same cache.
+    refusals: dict[Any, tuple[Any, Refusal]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def build(cls, snapshot: FleetSnapshot) -> "FleetIndex":
@@ -114,7 +122,7 @@ class FleetIndex:
     def changing(self, nodes: Iterable[NodeView]) -> "FleetIndex":
         """With other facts about some nodes, as a what-if asks; who runs where stays."""
         changed = {node.pk: node for node in nodes}
-        return replace(self, nodes={**self.nodes, **changed})._again(changed)
+        return replace(self, nodes={**self.nodes, **changed}, refusals={})._again(changed)
 
     def _again(self, pks: Iterable[int]) -> "FleetIndex":
         slots = dict(self.slots)
@@ -132,12 +140,6 @@ class FleetIndex:
                     copied.add(name)
                 _move(cells[name], before.get(name), after.get(name))
         return replace(self, slots=slots, cells=cells)
-
-    def take(self, gpu_class: str, room: Room, shape: Shape) -> Take | None:
-        key = (gpu_class, room, shape)
-        if key not in self.takes:
-            self.takes[key] = take(room, shape, self.holes_of(gpu_class))
-        return self.takes[key]
 
     def holes_of(self, gpu_class: str) -> Holes:
         return self.holes.get(gpu_class) or _USUAL

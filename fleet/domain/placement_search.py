@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from agent_client.profile import Arrangement, Profile
-from fleet.domain.fit import Shape, Take, shape_of
+from fleet.domain.fit import Shape, Take, shape_of, take
 from fleet.domain.placement_filters import Need, binding, engine, labels, neighbours
 from fleet.domain.placement_index import FleetIndex, Kind, Slot, slot_of
 from fleet.domain.score import Holes
@@ -77,7 +77,7 @@ class Ask:
     def fitting(self, slot: Slot) -> Slot | None:
         """The slot with those cards alone that meet the need; the same one when all do."""
         cards = slot.cards
-        good = [gpu for gpu in cards if self.need.met_by(gpu)]
+        good = [gpu for gpu in cards if self.need.unmet(gpu) is None]
         if len(good) == len(cards):
             return slot
         if not good:
@@ -106,10 +106,13 @@ class Scale:
     def __init__(self, index: FleetIndex, gpu_class: str, shape: Shape) -> None:
         self.index, self.gpu_class, self.shape = index, gpu_class, shape
         self.holes: Holes = index.holes_of(gpu_class)
-        self._reach: dict[tuple[int, str], int] | None = None
+        self._takes = index.takes.setdefault((gpu_class, shape), {})
 
     def take(self, kind: Kind) -> Take | None:
-        return self.index.take(self.gpu_class, kind.room, self.shape)
+        room = kind.room
+        if room not in self._takes:
+            self._takes[room] = take(room, self.shape, self.holes)
+        return self._takes[room]
 
     def score(self, kind: Kind, found: Take) -> Score:
         return (found.loss + self._wide(kind), float(bool(kind.networks)), found.left)
@@ -120,7 +123,7 @@ class Scale:
         for number, wide in enumerate(self.holes.wide):
             if total < wide.cards or total - self.shape.cards >= wide.cards:
                 continue
-            for network in (*kind.networks, *([kind.rack] if kind.rack else [])):
+            for network in kind.reached:
                 have = self.reach[number, network]
                 if have >= wide.nodes:
                     loss += wide.cards + (wide.nodes * wide.cards if have % wide.nodes == 0 else 0)
@@ -134,26 +137,26 @@ class Scale:
             loss += (have // wide.nodes - max(have - nodes, 0) // wide.nodes) * wide.nodes * wide.cards
         return float(loss)
 
-    @property
+    @cached_property
     def reach(self) -> Mapping[tuple[int, str], int]:
         """How many nodes of each network could serve each wish over several nodes."""
-        if self._reach is None:
-            self._reach = {}
-            for kind, members in self.index.cells.get(self.gpu_class, {}).items():
-                for number, wide in enumerate(self.holes.wide):
-                    if kind.room.total >= wide.cards:
-                        for network in (*kind.networks, *([kind.rack] if kind.rack else [])):
-                            key = number, network
-                            self._reach[key] = self._reach.get(key, 0) + len(members)
-        return self._reach
+        out: dict[tuple[int, str], int] = {}
+        for kind, members in self.index.cells.get(self.gpu_class, {}).items():
+            for number, wide in enumerate(self.holes.wide):
+                if kind.room.total >= wide.cards:
+                    for network in kind.reached:
+                        out[number, network] = out.get((number, network), 0) + len(members)
+        return out
 
-    def ranked(self) -> list[tuple[Score, Kind, Take]]:
+    @cached_property
+    def ranked(self) -> list[tuple[Score, Kind]]:
+        """Kinds with room for a rank, the cheapest first."""
         out = []
         for kind in self.index.cells.get(self.gpu_class, {}):
             found = self.take(kind)
             if found is not None:
-                out.append((self.score(kind, found), kind, found))
-        out.sort(key=lambda each: (each[0], each[1]))
+                out.append((self.score(kind, found), kind))
+        out.sort()
         return out
 
 
@@ -211,11 +214,10 @@ def _scan(ask: Ask, scale: Scale) -> Choice | None:
     """Best-first over the kinds, without nodes to avoid and those with a copy already."""
     skipped = {*ask.avoid, *ask.copies}
     best: Choice | None = None
-    ranked = scale.ranked()
-    for pk in _holders(ask, scale, {kind: score for score, kind, _ in ranked}):
+    for pk in _holders(ask, scale, {kind: score for score, kind in scale.ranked}):
         if pk not in skipped and (best := judge(ask, scale, pk)) is not None:
             break
-    for score, kind, _ in ranked:
+    for score, kind in scale.ranked:
         if best is not None and best.key[0] < score:
             break
         for slot in scale.index.cells[scale.gpu_class][kind]:

@@ -1,6 +1,6 @@
 """Why a node does not fit, and how a refusal reads. Codes are closed; each has its words for the folded line."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -94,13 +94,34 @@ class NodeRefusal:
     what: str = ""  # "h100-sxm-80gb in one NVLink domain"
 
 
+class ChangeKind(StrEnum):
+    """What a person can do so that something fits."""
+
+    UNCORDON_NODE = "uncordon_node"
+    CANCEL_DRAIN = "cancel_drain"
+    RETURN_NODE = "return_node"  # bring a silent node back
+    UNCORDON_GPUS = "uncordon_gpus"
+    END_PROCESSES = "end_processes"  # of others
+    RAISE_PORT = "raise_port"
+    DRAIN_REPLICA = "drain_replica"  # it fits elsewhere
+    STOP_REPLICA = "stop_replica"  # it does not
+    SET_PROFILE = "set_profile"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """One step of a proposal: what to do to which thing."""
 
-    kind: str  # uncordon_node, stop_replica, set_profile, …
-    target: str  # "gpu-03", "llama-70b/2", "nvlink"
+    kind: ChangeKind
+    target: str  # name of a node, label of a replica; empty for the profile
     text: str  # an order: "uncordon gpu-03"
+    gpus: tuple[int, ...] = ()  # indexes on the node
+    values: Mapping[str, Any] = field(default_factory=dict)  # fields of the profile
+
+    def to_json(self) -> dict[str, Any]:
+        out: dict[str, Any] = {"kind": self.kind.value, "target": self.target, "text": self.text}
+        more = {"gpus": list(self.gpus), "set": dict(self.values)}
+        return out | {name: value for name, value in more.items() if value}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +134,9 @@ class Proposal:
     @property
     def text(self) -> str:
         return f"{' and '.join(change.text for change in self.changes)}: it would go to {', '.join(self.nodes)}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"text": self.text, "changes": [each.to_json() for each in self.changes], "nodes": list(self.nodes)}
 
 
 def _none() -> tuple[Proposal, ...]:
@@ -140,14 +164,7 @@ class Refusal:
         nodes = [
             {"node": n.node, "reason": n.reason.value, "text": n.text, "held_by": list(n.held_by)} for n in self.nodes
         ]
-        proposals = [
-            {
-                "text": proposal.text,
-                "changes": [{"kind": c.kind, "target": c.target, "text": c.text} for c in proposal.changes],
-                "nodes": list(proposal.nodes),
-            }
-            for proposal in self.proposals
-        ]
+        proposals = [proposal.to_json() for proposal in self.proposals]
         return {"code": self.code, "text": self.text, "hint": self.hint, "nodes": nodes, "proposals": proposals}
 
 

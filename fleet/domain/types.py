@@ -73,6 +73,10 @@ class NodeView:
     shards: int = 0  # live ones; spreads CPU replicas
 
     @property
+    def heard(self) -> bool:
+        return self.status not in (NodeStatus.UNREACHABLE, NodeStatus.LOST)
+
+    @property
     def standing(self) -> bool:
         """Something new may be placed there."""
         return self.status is NodeStatus.READY and self.schedulable and not self.draining

@@ -1,12 +1,20 @@
 """Where each copy of a model runs, or why it can't: computed now, so that it is true even when nothing reconciles."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from agent_client.profile import Profile, ProfileError, parse_profile
+from agent_client.profile.config_json import facts_of_config
+from agent_client.profile.model_facts import FactsError, ModelFacts
 from agent_client.protocol.states import ENDED_SHARD_STATES
 from fleet import snapshots
 from fleet.domain.placement import Placement, place
+from fleet.domain.placement_env import effective, settings
+from fleet.domain.placement_types import Setting
 from fleet.domain.reasons import Refusal
 from fleet.domain.states import ReplicaState
+from fleet.domain.types import FleetSnapshot
 from fleet.models import CatalogModel, Gpu, Replica
 from fleet.services.errors import FleetError
 
@@ -30,6 +38,93 @@ class ModelExplanation:
     another: Placement | Refusal
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlan:
+    """One rank as it would start: its cards by number and UUID, and its whole environment with origins."""
+
+    rank: int
+    node: str
+    gpus: tuple[tuple[int, str], ...]
+    environment: tuple[Setting, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What one more copy of a profile would get now."""
+
+    name: str
+    found: Placement | Refusal
+    ranks: tuple[RankPlan, ...] = ()
+    preempts: tuple[str, ...] = ()  # labels of replicas that would have to end
+
+
+def plan(name: str, *, draft: Any = None, config: Any = None) -> Plan:
+    """For a draft before it is saved, or for the stored profile. `config`: the model's config.json, if it is at hand.
+
+    Raises FleetError when the draft can't be read, or when there is neither a draft nor a model of that name.
+    """
+    snapshot = snapshots.load()
+    found = CatalogModel.objects.filter(served_names__name=name).first()
+    stored = next((each for each in snapshot.models if found and each.pk == found.pk), None)
+    if draft is not None:
+        profile = _draft(draft)
+    elif stored is None:
+        raise FleetError("model_unknown", f"cannot plan {name}: no such model in the catalog", _known(name))
+    elif stored.profile is None:
+        raise FleetError("invalid_profile", f"cannot plan {name}: {stored.profile_error}")
+    else:
+        profile = stored.profile
+    facts = _facts(config)
+    answer = place(snapshot, profile, model=stored.pk if stored else None, facts=facts)
+    labels = {replica.pk: replica.label for replica in snapshot.replicas}
+    if isinstance(answer, Refusal):
+        return Plan(name=name, found=answer)
+    return Plan(
+        name=name,
+        found=answer,
+        ranks=_ranks(snapshot, profile, answer),
+        preempts=tuple(labels[pk] for pk in answer.preempts),
+    )
+
+
+def _draft(data: Any) -> Profile:
+    try:
+        return parse_profile(data)
+    except ProfileError as error:
+        hints = "; ".join(problem.hint for problem in error.problems if problem.hint)
+        raise FleetError("invalid_profile", str(error), hints) from None
+
+
+def _facts(config: Any) -> ModelFacts | None:
+    if config is None:
+        return None
+    if not isinstance(config, Mapping):
+        raise FleetError("invalid_config", "cannot use model_config: the object of a config.json is needed")
+    try:
+        return facts_of_config(config)
+    except FactsError as error:
+        raise FleetError("invalid_config", f"cannot use model_config: {error}") from None
+
+
+def _ranks(snapshot: FleetSnapshot, profile: Profile, found: Placement) -> tuple[RankPlan, ...]:
+    nodes = {node.pk: node for node in snapshot.nodes}
+    members = [nodes[shard.node] for shard in found.shards]
+    several = len(members) > 1
+    out = []
+    for shard, node in zip(found.shards, members, strict=True):
+        cards = {gpu.pk: (gpu.index, gpu.uuid) for gpu in node.gpus}
+        rows = settings(profile, node, found.fabric, members) if several else ()
+        out.append(
+            RankPlan(
+                rank=shard.rank,
+                node=shard.node_name,
+                gpus=tuple(cards[pk] for pk in shard.gpus),
+                environment=effective(profile, rows),
+            )
+        )
+    return tuple(out)
+
+
 def explain(name: str) -> ModelExplanation:
     """Raises FleetError when there is no model of that name or alias that llmgw runs."""
     snapshot = snapshots.load()
@@ -41,7 +136,7 @@ def explain(name: str) -> ModelExplanation:
         text = f"the profile of {model.name} can't be used: {model.profile_error}"
         another: Placement | Refusal = Refusal(code="invalid_profile", text=text)
     else:
-        another = place(snapshot, model.profile)
+        another = place(snapshot, model.profile, model=model.pk)
     refusal = another if isinstance(another, Refusal) else None
     rows = Replica.objects.filter(model=model.pk).prefetch_related("shards__node", "shards__claims__gpu")
     copies = tuple(_copy(row, refusal) for row in rows.order_by("number"))

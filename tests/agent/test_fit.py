@@ -29,6 +29,13 @@ def test_it_takes_as_many_as_are_needed_from_one_domain() -> None:
     assert said(cards[:2], tensor_parallel=2, nvlink="off") == "GPU-0 GPU-1"
 
 
+def test_stages_of_a_pipeline_may_lie_in_different_domains() -> None:
+    cards = [card(0, domain="a"), card(1, domain="b"), card(2, domain="b"), card(3, domain="a"), card(4, domain="c")]
+    assert said(cards, tensor_parallel=2, pipeline_parallel=2) == "GPU-0 GPU-3 GPU-1 GPU-2"
+    assert "4 needed" in said(cards[1:], tensor_parallel=2, pipeline_parallel=2)
+    assert said(cards, data_parallel=5) == "GPU-0 GPU-1 GPU-2 GPU-3 GPU-4"
+
+
 @pytest.mark.parametrize(
     ("cards", "profile", "text"),
     [

@@ -37,7 +37,7 @@ NAMES = st.lists(st.sampled_from(["qwen", "qwen-chat", "default"]), min_size=1, 
 
 def launch(engine: str, *, nodes: int = 1, **fields: Any) -> Launch:
     values: dict[str, Any] = {"replica": "m/1", "served_names": ("m",), "port": 20_000, "engine_key": KEY}
-    for name in ("rank", "gpus", "command", "served_names", "rendezvous", "address", "engine_key"):
+    for name in ("rank", "gpus", "command", "served_names", "rendezvous", "address", "engine_key", "fabric_env"):
         if name in fields:
             values[name] = fields.pop(name)
     profile = parse_profile({"engine": engine, "model": "/models/m", "nodes": nodes, **fields})
@@ -150,6 +150,18 @@ def test_each_node_of_a_replica_tells_its_own_address() -> None:
         env = {v.name: v.value for v in launch(engine, nodes=2, **fields).env}
         assert env[variable] == "10.0.0.2"
         assert variable not in {v.name for v in launch(engine).env}
+
+
+@pytest.mark.parametrize(("engine", "variable"), [("vllm", "VLLM_HOST_IP"), ("sglang", "SGLANG_HOST_IP")])
+def test_a_value_of_the_profile_wins_over_the_fabrics_and_that_over_the_automatic_one(
+    engine: str, variable: str
+) -> None:
+    fields: dict[str, Any] = {"tensor_parallel": 2, "address": "10.0.0.2", "rank": 1, "rendezvous": ("10.0.0.1", 5)}
+    found = []
+    for extra in ({}, {"fabric_env": {variable: "10.9.0.2"}}, {"fabric_env": {variable: "x"}, "env": {variable: "me"}}):
+        (row,) = [row for row in launch(engine, nodes=2, **fields, **extra).env if row.name == variable]
+        found.append((row.value, row.origin))
+    assert found == [("10.0.0.2", "automatic"), ("10.9.0.2", "fabric"), ("me", "profile")]
 
 
 def test_an_address_of_ipv6_is_bracketed_where_a_port_follows() -> None:

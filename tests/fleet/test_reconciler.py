@@ -43,7 +43,7 @@ def register(name: str = "gpu-01", *, cards: int = 2, boot: str = "boot-1", **fi
         instance_id="i",
         hostname=name,
         mgmt_addr="127.0.0.1",
-        inventory={"gpus": [gpu(i) for i in range(cards)]},
+        inventory=fields.pop("inventory", {"gpus": [gpu(i) for i in range(cards)]}),
         engines={"vllm": ""},
         **fields,
     )

@@ -44,5 +44,9 @@ class Command(BaseCommand):
         if len(refusal.nodes) > 1:
             for node in refusal.nodes:
                 self.stdout.write(f"    {node.text}")
+        for proposal in refusal.proposals:
+            self.stdout.write(f"  would help: {proposal.text}")
+        if refusal.nodes and not refusal.proposals:
+            self.stdout.write("  no small change would make it fit")
         if refusal.hint:
             self.stdout.write(f"  hint: {refusal.hint}")
