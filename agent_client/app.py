@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import platform
 import signal
@@ -11,7 +12,7 @@ import time
 
 from agent_client import __version__, preflight, probes
 from agent_client.config import AgentConfig
-from agent_client.engines import Readiness
+from agent_client.engines import PlanError, Readiness, plan
 from agent_client.hardware import Discovery, DiscoveryOptions, Inventory
 from agent_client.identity import INSTANCE_ID, Identity, boot_id, load_identity, machine_id, save_identity
 from agent_client.ledger import Ledger
@@ -42,6 +43,7 @@ from agent_client.protocol.messages import (
 )
 from agent_client.protocol.states import FailureCode
 from agent_client.supervisor import NodeTools, OrderRefused, Supervisor
+from agent_client.supervisor.launching import launch_spec
 
 log = logging.getLogger(__name__)
 
@@ -62,9 +64,10 @@ class Agent:
         self._applying = asyncio.Lock()
         self._look = asyncio.Event()
         self._registered_anew = asyncio.Event()
+        self._ledger = Ledger(config.state_dir / "ledger.json")
         self._supervisor = Supervisor(
             config=config,
-            ledger=Ledger(config.state_dir / "ledger.json"),
+            ledger=self._ledger,
             boot_id=self._boot_id,
             tools=NodeTools(
                 preflight=self._preflight,
@@ -275,18 +278,25 @@ class Agent:
             return Checked(check=message.check, code=FailureCode.INVALID_PROFILE.value, detail=str(error))
         inventory = self._see() if message.spec.gpus else self._inventory
         data = inventory.to_json() if inventory else {}
-        ours = self._supervisor.gpus_of(message.replaces)
+        replaced = self._ledger.entries.get(message.replaces)
+        ours = set(replaced.spec.get("gpus") or ()) if replaced else set()
         cards = [{**gpu, "memory_used_mib": None} if gpu.get("uuid") in ours else gpu for gpu in data.get("gpus") or []]
-        refused = preflight.check(
-            self._config, profile, message.spec, {**data, "gpus": cards}, self._supervisor.owned_pids()
-        )
-        found = (
-            (refused.code.value, refused.detail, refused.hint)
-            if refused
-            else self._supervisor.plan_error(message.spec, profile)
-        )
-        code, detail, hint = found or ("", "", "")
-        return Checked(check=message.check, code=code, detail=detail, hint=hint)
+        owned = self._supervisor.owned_pids()
+        refused = preflight.check(self._config, profile, message.spec, {**data, "gpus": cards}, owned)
+        if refused is not None:
+            return Checked(check=message.check, code=refused.code, detail=refused.detail, hint=refused.hint)
+        try:
+            self._plan(message.spec, profile)
+        except PlanError as error:
+            first = error.problems[0]
+            return Checked(check=message.check, code=first.code, detail=str(error), hint=first.hint)
+        return Checked(check=message.check)
+
+    def _plan(self, spec: ShardSpec, profile: Profile) -> None:
+        """Make its command; ports and the place to meet are any. Raises PlanError."""
+        meeting = dataclasses.replace(spec, rendezvous_address=self._config.mgmt_addr, rendezvous_port=1)
+        command = preflight.command_for(self._config, profile.engine) or ()
+        plan(launch_spec(self._config, meeting, profile, port=self._config.policy.ports.start, command=command))
 
 
 async def _probe(endpoint: str, readiness: Readiness, name: str, key: str | None) -> bool:

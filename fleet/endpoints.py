@@ -1,16 +1,57 @@
 """The published window for routing: what can be asked for, and where. Whole state at each call, in three queries."""
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
 from fleet.domain.states import NodeStatus, ReplicaState, ReplicaWish
 from fleet.doorbell import ROUTES_CHANNEL, ring_routes
-from fleet.models import CatalogModel, Replica, Shard
+from fleet.models import CatalogModel, Flow, Replica, Shard
 
-__all__ = ["ROUTES_CHANNEL", "published", "ring_routes"]
+__all__ = ["ROUTES_CHANNEL", "FlowWord", "hear_flows", "published", "ring_routes"]
 
 #: An unreachable node's engines stay routable: the router sees for itself whether they answer.
 ROUTED_NODES = (NodeStatus.READY, NodeStatus.UNREACHABLE, NodeStatus.JOINING)
 RETRY_AFTER_SECONDS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowWord:
+    """What a router says of one endpoint: requests in flight, and for how long no token has come."""
+
+    endpoint: str  # its id in the published window
+    in_flight: int
+    silent_seconds: float
+
+
+def hear_flows(words: Iterable[FlowWord], *, now: datetime) -> None:
+    """Keep the routers' word of managed replicas; what was published for an older attempt is left out.
+
+    Of several routers the last token that any saw counts: one moving answer is proof of life.
+    """
+    told: dict[tuple[str, int, int], FlowWord] = {}
+    for word in words:
+        if key := _managed(word.endpoint):
+            told[key] = word
+    rows = Replica.objects.filter(model__name__in={name for name, _, _ in told}).select_related("model", "flow")
+    for replica in rows:
+        found = told.get((replica.model.name, replica.number, replica.attempt))
+        if found is None:
+            continue
+        moved_at = now - timedelta(seconds=min(max(found.silent_seconds, 0.0), 86_400.0))
+        known = getattr(replica, "flow", None)
+        if known is not None and known.attempt == replica.attempt:
+            moved_at = max(moved_at, known.moved_at)
+        values = {"attempt": replica.attempt, "in_flight": found.in_flight, "moved_at": moved_at, "seen_at": now}
+        Flow.objects.update_or_create(replica=replica, defaults=values)
+
+
+def _managed(endpoint: str) -> tuple[str, int, int] | None:
+    """Model, number and attempt of "qwen/2#7"."""
+    label, _, attempt = endpoint.rpartition("#")
+    name, _, number = label.rpartition("/")
+    return (name, int(number), int(attempt)) if number.isdecimal() and attempt.isdecimal() else None
 
 
 def published() -> list[dict[str, Any]]:

@@ -20,6 +20,16 @@ from fleet.wishes import load_wishes
 SETTLED_AFTER = timedelta(seconds=60)
 
 
+_NODE_FIELDS = (
+    *("pk", "name", "status", "status_at", "schedulable", "cordon_reason", "drain_deadline_at", "last_seen_at"),
+    *("labels", "engines", "mgmt_addr", "now", "domains"),
+)
+_GPU_FIELDS = (
+    *("pk", "node_id", "uuid", "index", "gpu_class", "memory_total_mib", "memory_used_mib", "compute_capability"),
+    *("domain", "mig", "placeable", "present", "problems", "processes", "schedulable", "cordon_reason"),
+)
+
+
 def load(*, node: int | None = None) -> FleetSnapshot:
     """The whole fleet, in a fixed number of queries. `node`: of the machines that one alone, with what runs there."""
     wishes = load_wishes()
@@ -30,14 +40,20 @@ def load(*, node: int | None = None) -> FleetSnapshot:
 
 
 def load_room(wishes: FleetSnapshot, *, free_cards_only: bool = False, node: int | None = None) -> SnapshotRoom:
-    """The machines beside what is wished: five queries more. Cards that are claimed are most of a busy fleet."""
+    """The machines beside what is wished: five queries more.
+
+    `free_cards_only`: nodes that may take something and their unclaimed cards; the others are most of a busy fleet.
+    """
     per_node: dict[int, int] = defaultdict(int)
     for replica in wishes.replicas:
         for shard in replica.shards:
             per_node[shard.node] += shard.state not in ENDED_SHARD_STATES
     if free_cards_only:
+        standing = Node.objects.filter(status=NodeStatus.READY, schedulable=True, drain_deadline_at__isnull=True)
         unclaimed = ~Exists(GpuClaim.objects.filter(gpu=OuterRef("pk"), released_at__isnull=True))
-        return SnapshotRoom(replace(wishes, nodes=_nodes(per_node, {}, Gpu.objects.filter(unclaimed))))
+        unheld = Gpu.objects.filter(unclaimed, node__in=standing)
+        nodes = standing.filter(Exists(unheld.filter(node=OuterRef("pk"))))
+        return SnapshotRoom(replace(wishes, nodes=_nodes(per_node, {}, unheld, nodes)))
     held: dict[int, list[int]] = defaultdict(list)
     holders: dict[int, tuple[str, int]] = {}
     labels = {replica.pk: replica.label for replica in wishes.replicas}
@@ -46,31 +62,32 @@ def load_room(wishes: FleetSnapshot, *, free_cards_only: bool = False, node: int
         held[holder].append(gpu)
         holders[gpu] = (labels.get(owner, "a new replica"), epoch)
     cards = {shard: tuple(gpus) for shard, gpus in held.items()}
-    rows = Gpu.objects.all() if node is None else Gpu.objects.filter(node=node)
-    return SnapshotRoom(replace(wishes, nodes=_nodes(per_node, holders, rows, only=node)), cards)
+    gpus, nodes = Gpu.objects.all(), Node.objects.all()
+    if node is not None:
+        gpus, nodes = gpus.filter(node=node), nodes.filter(pk=node)
+    return SnapshotRoom(replace(wishes, nodes=_nodes(per_node, holders, gpus, nodes)), cards)
 
 
 def _nodes(
     per_node: Mapping[int, int],
     holders: Mapping[int, tuple[str, int]],
     cards: QuerySet[Gpu],
-    only: int | None = None,
+    nodes: QuerySet[Node],
 ) -> tuple[NodeView, ...]:
     # An inventory is large; of it only the domains are read, which alone tell a rack's from a node's own.
     rows = list(
-        Node.objects.filter(Q() if only is None else Q(pk=only))
-        .annotate(now=Now(), domains=F("inventory__domains"))
-        .defer("inventory", "past_boots")
+        nodes.annotate(now=Now(), domains=F("inventory__domains"))
         .order_by("name")
+        .values_list(*_NODE_FIELDS, named=True)
     )
     racks = {node.pk: _racks(node.domains) for node in rows}
     gpus: dict[int, list[GpuView]] = defaultdict(list)
-    for gpu in cards.defer("name", "bus", "numa"):
+    for gpu in cards.order_by().values_list(*_GPU_FIELDS, named=True):
         holder, attempt = holders.get(gpu.pk, ("", 0))
         gpus[gpu.node_id].append(_gpu(gpu, holder, attempt, racks.get(gpu.node_id, frozenset())))
     ports: dict[int, list[PortView]] = defaultdict(list)
     for adapter in (
-        Adapter.objects.filter(Q() if only is None else Q(node=only), present=True)
+        Adapter.objects.filter(node__in=nodes.values("pk"), present=True)
         .select_related("fabric")
         .order_by("hca", "port")
     ):
@@ -130,7 +147,7 @@ def _silent(node: Any) -> float | None:
     return None if node.last_seen_at is None else max(0.0, (node.now - node.last_seen_at).total_seconds())
 
 
-def _gpu(gpu: Gpu, holder: str, attempt: int, racks: frozenset[str]) -> GpuView:
+def _gpu(gpu: Any, holder: str, attempt: int, racks: frozenset[str]) -> GpuView:
     problem = next((str(p.get("text", "")) for p in gpu.problems if isinstance(p, dict)), "")
     processes = [each for each in gpu.processes if isinstance(each, dict)]
     foreign = [each for each in processes if each.get("foreign", True)]

@@ -6,14 +6,17 @@ import uuid
 from datetime import timedelta
 
 from celery import shared_task
+from django.db.models import F
 from django.utils import timezone
 
+from agent_client.protocol.states import ENDED_SHARD_STATES
 from fleet.domain.states import CommandState
-from fleet.models import AgentSession, Command, Event, Listener
+from fleet.models import AgentSession, Command, Event, Listener, Shard
 from fleet.services import liveness, reconciler
 
 EVENTS_KEPT = timedelta(days=90)
 ENDED_KEPT = timedelta(days=7)
+ATTEMPTS_KEPT = 20
 
 
 @shared_task
@@ -37,3 +40,6 @@ def housekeeping() -> None:
     AgentSession.objects.filter(closed_at__lt=now - ENDED_KEPT).delete()
     Command.objects.filter(answered_at__lt=now - ENDED_KEPT).exclude(state=CommandState.OPEN).delete()
     Listener.objects.filter(seen_at__lt=now - ENDED_KEPT).delete()
+    # Of a crash loop the newest attempts stay; the first and the latest failure stand on the replica for ever.
+    ended = Shard.objects.filter(state__in=ENDED_SHARD_STATES, state_at__lt=now - ENDED_KEPT)
+    ended.filter(epoch__lt=F("replica__attempt") - ATTEMPTS_KEPT).delete()

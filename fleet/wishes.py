@@ -147,8 +147,7 @@ _REPLICA_FIELDS = (
 
 def _replicas(shards: dict[int, list[ShardView]], names: dict[str, int]) -> tuple[ReplicaView, ...]:
     out = []
-    for row in Replica.objects.order_by("model__name", "number").values_list(*_REPLICA_FIELDS):
-        value = dict(zip(_REPLICA_FIELDS, row, strict=True))
+    for value in Replica.objects.order_by("model__name", "number").values(*_REPLICA_FIELDS):
         pk, attempt = value["pk"], value["attempt"]
         failure = _failure(value)
         local = failure.get("code") in NODE_LOCAL

@@ -110,22 +110,6 @@ class Supervisor:
         """UUIDs of the cards that our engines were given."""
         return {uuid for engine in list(self._engines.values()) if engine.entry for uuid in engine.spec.gpus}
 
-    def gpus_of(self, shard: str) -> frozenset[str]:
-        """UUIDs of the cards that one shard's engine was given."""
-        engine = self._engines.get(shard)
-        return frozenset(engine.spec.gpus) if engine is not None and engine.entry else frozenset()
-
-    def plan_error(self, spec: ShardSpec, profile: Profile) -> tuple[str, str, str] | None:
-        """What stands against making its command: code, sentence, hint. Ports and meeting point are any."""
-        meeting = dataclasses.replace(spec, rendezvous_address=self._config.mgmt_addr, rendezvous_port=1)
-        command = self._node.command(profile)
-        try:
-            plan(launch_spec(self._config, meeting, profile, port=self._config.policy.ports.start, command=command))
-        except PlanError as error:
-            first = error.problems[0]
-            return first.code, str(error), first.hint
-        return None
-
     def tail(self, shard: str, epoch: int, lines: int) -> tuple[str, ...]:
         engine = self._engines.get(shard)
         if engine is None or engine.epoch != epoch or engine.entry is None:

@@ -94,9 +94,8 @@ class ReplicaAdmin(MachineOwnedAdmin):
         )
         if not isinstance(given, dict):
             return given
-        common: dict[str, Any] = {"actor": request.user.get_username(), "now": timezone.now()}
-        seconds = given["deadline_seconds"]
-        act: Any = lambda r: operations.drain_replica(replica=r, deadline_seconds=seconds, **common)  # noqa: E731
+        actor, now, seconds = request.user.get_username(), timezone.now(), given["deadline_seconds"]
+        act: Any = lambda r: operations.drain_replica(replica=r, deadline_seconds=seconds, actor=actor, now=now)  # noqa: E731
         return self.each(request, rows, act, "is to be drained and stopped")
 
     @admin.action(description="Stop now")

@@ -85,7 +85,7 @@ class LazyRoom:
         self._all: SnapshotRoom | None = None
 
     def place(self, profile: Profile, *, model: int, avoid: Collection[int] = ()) -> Placement | Refusal:
-        if self._all is None:
+        if self._all is None and profile.gpus_total:
             if self._free is None:
                 self._free = snapshots.load_room(self._wishes, free_cards_only=True)
             found = self._free.place(profile, model=model, avoid=avoid)

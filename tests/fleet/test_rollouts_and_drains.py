@@ -11,11 +11,13 @@ from django.utils import timezone
 from agent_client.protocol.messages import Checked, ShardReport
 from agent_client.protocol.states import ShardState
 from fleet.domain.states import CheckState, CommandKind, ReplicaState, ReplicaWish, RolloutState
+from fleet.endpoints import FlowWord, hear_flows, published
 from fleet.models import (
     CatalogModel,
     Command,
     DryCheck,
     Event,
+    Flow,
     Gpu,
     Node,
     Replica,
@@ -182,8 +184,6 @@ def test_one_card_is_drained_and_its_replica_goes_to_another(api: Client) -> Non
 
 
 def test_a_drained_replica_is_unrouted_and_ends_with_its_last_request(api: Client) -> None:
-    from fleet.endpoints import published
-
     admission = serving()
     replica = Replica.objects.get()
     assert api.post(f"/api/v1/replicas/{replica.uid}/drain/").status_code == 200
@@ -321,3 +321,34 @@ def test_a_stall_that_is_over_is_forgotten() -> None:
     tell(admission, shard, ShardState.READY, endpoint=shard.endpoint, running=2)
     assert Shard.objects.get().stalled_at is None
     assert reconciler.run(holder="test", now=timezone.now() + timedelta(minutes=5)) == 0
+
+
+def test_a_token_that_a_router_saw_vetoes_a_restart_and_an_older_attempts_word_is_left_out() -> None:
+    admission = serving()
+    shard = Shard.objects.get()
+    tell(admission, shard, ShardState.READY, endpoint=shard.endpoint, running=2, stalled_seconds=300.0)
+    now = timezone.now()
+    hear_flows([FlowWord(endpoint="qwen/1#9", in_flight=2, silent_seconds=0.0)], now=now)
+    assert not Flow.objects.exists()
+    hear_flows([FlowWord(endpoint="qwen/1#1", in_flight=2, silent_seconds=3.0)], now=now)
+    hear_flows([FlowWord(endpoint="qwen/1#1", in_flight=1, silent_seconds=90.0)], now=now)  # another router
+    assert tick() == 0
+    assert Replica.objects.get().state == ReplicaState.READY
+    assert reconciler.run(holder="test", now=now + timedelta(seconds=50)) == 1
+    assert Replica.objects.get().state == ReplicaState.DEGRADED
+
+
+def test_of_a_crash_loop_the_newest_attempts_are_kept() -> None:
+    from fleet import tasks
+
+    serving()
+    old = timezone.now() - timedelta(days=8)
+    replica = Replica.objects.get()
+    node = Node.objects.get()
+    for epoch in range(2, 41):
+        Shard.objects.create(replica=replica, node=node, epoch=epoch, state=ShardState.FAILED)
+    Shard.objects.update(state_at=old)
+    Replica.objects.update(attempt=41)
+    tasks.housekeeping()
+    kept = set(Shard.objects.values_list("epoch", flat=True))
+    assert kept == {1, *range(21, 41)}  # the first is not ended
