@@ -1,4 +1,7 @@
-"""Writes one client's answers, one after the other. An exchange speaks to its client through it."""
+"""Writes one client's answers, one after the other. An exchange speaks to its client through it.
+
+What comes of one read of the engine goes out as one write: a write costs more than all else that a chunk needs.
+"""
 
 import asyncio
 from collections.abc import Collection
@@ -19,6 +22,7 @@ class Answers:
         self.held = False  # the client's upload waits
         self._cors = cors
         self._chunked = False
+        self._parts: list[bytes] = []  # not yet written
 
     def expect(self, request: Request) -> None:
         self.request = request
@@ -37,7 +41,8 @@ class Answers:
         self._chunked = not length_known and request.http11 and status not in (204, 304)
         if not length_known and not request.http11:
             request.keep_alive = False
-        lines = [_LINES.get(status) or b"HTTP/1.1 %d Status\r\n" % status]
+        lines = self._parts
+        lines.append(_LINES.get(status) or b"HTTP/1.1 %d Status\r\n" % status)
         lines += [b"%b: %b\r\n" % header for header in headers]
         lines.append(b"X-Request-Id: " + request.id.encode("latin-1") + b"\r\n")
         if self._cors and (origin := request.fields.get(b"origin")) and (origin in self._cors or b"*" in self._cors):
@@ -48,19 +53,26 @@ class Answers:
         if not request.keep_alive or not request.complete:  # what is left of its body would not be a request
             lines.append(b"Connection: close\r\n")
         lines.append(b"\r\n")
-        self.transport.write(b"".join(lines))
 
     def body(self, data: bytes) -> None:
-        if self.transport is not None and data:
-            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+        if data:
+            self._parts.append(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
 
     def end(self) -> None:
-        if self.transport is not None and self._chunked:
-            self.transport.write(b"0\r\n\r\n")
+        if self._chunked:
+            self._parts.append(b"0\r\n\r\n")
         self._chunked = False
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what has gathered."""
+        if self._parts and self.transport is not None:
+            self.transport.write(b"".join(self._parts))
+        self._parts.clear()
 
     def cut(self) -> None:
         """The answer can't be completed: the connection's end says so."""
+        self.flush()
         if self.transport is not None:
             self.transport.close()
 

@@ -1,12 +1,12 @@
 """One client's connection: requests in, judged by their heads, answered in turn. A client that leaves cancels them."""
 
 import asyncio
-import socket
 from collections import deque
 from typing import TYPE_CHECKING, cast
 
 import httptools
 
+from routing.dataplane import sockets
 from routing.dataplane.answers import Answers
 from routing.dataplane.exchange import Proxied
 from routing.dataplane.messages import Request, refusal
@@ -19,13 +19,11 @@ if TYPE_CHECKING:
     from routing.dataplane.router import Router
 
 HEAD_BYTES = 32 * 1024
+_LONG_HEAD = f"cannot take a request head over {HEAD_BYTES} bytes"
 BODY_BYTES = 64 * 1024 * 1024
 #: What may wait behind the request that is being answered: no more is read until its turn.
 AHEAD_BYTES = 256 * 1024
 AHEAD_REQUESTS = 16
-
-#: What the kernel may hold of an answer that it can't send yet; without this it is megabytes for each slow client.
-UNSENT_BYTES = 128 * 1024
 
 IDLE_SECONDS = 75.0  # between requests
 HEAD_SECONDS = 10.0  # from a head's first byte to its last
@@ -53,7 +51,7 @@ class ClientConnection(asyncio.Protocol):
     def _fresh(self) -> None:
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
-        self._head_bytes = self._raw = 0
+        self._raw = 0  # what came since the request before
         self._between, self._in_head = True, False  # no byte of a next request has come
         self._offered = False
 
@@ -61,8 +59,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = self._out.transport = cast(asyncio.Transport, transport)  # uvloop's own class is none of it
-        sock = transport.get_extra_info("socket")
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+        sockets.of_client(transport)
         self._heard_at = asyncio.get_running_loop().time()
         self._router.welcome(self)
 
@@ -86,7 +83,7 @@ class ClientConnection(asyncio.Protocol):
             except httptools.HttpParserError as error:
                 return self._refuse(400, f"cannot read the request: {error}")
         if self._in_head and self._raw > HEAD_BYTES:
-            self._refuse(431, f"cannot take a request head over {HEAD_BYTES} bytes")
+            self._refuse(431, _LONG_HEAD)
         elif self._requests and not self._requests[-1].complete:
             self._check_overhead(self._requests[-1])
         self._next()
@@ -144,16 +141,9 @@ class ClientConnection(asyncio.Protocol):
 
     def on_url(self, url: bytes) -> None:
         self._url += url
-        self._count(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers.append((name.lower(), value))
-        self._count(len(name) + len(value))
-
-    def _count(self, size: int) -> None:
-        self._head_bytes += size
-        if self._head_bytes > HEAD_BYTES:
-            self._refuse(431, f"cannot take a request head over {HEAD_BYTES} bytes")
 
     def on_headers_complete(self) -> None:
         self._offered, self._in_head = self._parser.should_upgrade(), False
@@ -162,6 +152,8 @@ class ClientConnection(asyncio.Protocol):
                 self._refuse(405, "cannot CONNECT: this is no proxy")
             return
         headers, version = self._headers, self._parser.get_http_version()
+        if self._raw > HEAD_BYTES and sum(len(name) + len(value) for name, value in headers) > HEAD_BYTES:
+            return self._refuse(431, _LONG_HEAD)
         fields = dict(headers)
         target = http1.origin_form(self._url)
         wrong = http1.fault(version, headers, fields)
@@ -226,7 +218,9 @@ class ClientConnection(asyncio.Protocol):
 
     def _next(self) -> None:
         """Go on with the first request, as far as it is here."""
-        while self._requests and self._task is None and self._transport is not None and not self._full:
+        while self._requests and self._task is None and not self._full:
+            if self._transport is None or self._transport.is_closing():
+                return
             request = self._requests[0]
             self._out.expect(request)
             if request.reply is not None:

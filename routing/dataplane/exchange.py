@@ -31,6 +31,7 @@ class Client(Protocol):
     def head(self, status: int, headers: Headers, length_known: bool) -> None: ...
     def body(self, data: bytes) -> None: ...
     def end(self) -> None: ...
+    def flush(self) -> None: ...
     def cut(self) -> None: ...
     def hold(self, yes: bool) -> None: ...
     def whole(self, reply: Reply) -> int: ...
@@ -211,6 +212,9 @@ class Proxied:
         if data:
             self._client.body(data)
 
+    def engine_read(self) -> None:
+        self._client.flush()
+
     def engine_done(self) -> None:
         if self._replace:
             self._fail(*self._replace)
@@ -277,6 +281,7 @@ class Proxied:
         """Write what changes nothing, where a stream allows it: a comment."""
         if isinstance(self._reader, SseReader) and self._reader.between_events:
             self._client.body(b":\n\n")
+            self._client.flush()
 
     # -- ends ---------------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection
+from functools import lru_cache
 
 from routing.dataplane.messages import Reply, Request
 
@@ -19,6 +20,7 @@ _OWN = frozenset({"/healthz", "/readyz", "/metrics"})
 _CORS_HEADERS = b"Authorization, Content-Type, X-API-Key, X-Request-Id"
 
 
+@lru_cache(maxsize=512)
 def methods(path: str) -> tuple[str, ...]:
     """What may be done with a path; nothing for one that is none of the API's."""
     if path == "/v1/models" or path.startswith("/v1/models/") or path in _OWN:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from routing.dataplane import watch
 from tests.e2e.harness import PATIENCE
 from tests.routing.stage import ANSWER, CHAT, Heard, Stage, Wire, chunk, stream_head, until, wait, whole
 
@@ -115,3 +116,87 @@ async def test_a_client_that_leaves_during_connect(stage: Stage) -> None:
         assert (stage.usage[0]["status"], stage.usage[0]["completed"]) == (None, False)
         for filler in fillers:
             filler.close()
+
+
+async def test_an_answer_that_was_cut_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "EVERY_SECONDS", 0.01)
+
+    async def script(heard: Heard, writer: asyncio.StreamWriter) -> None:
+        writer.write(stream_head() + chunk(b"data: " + bytes(2**14) + b"\n\n") * 2000)
+
+    async with Stage(timers={"total": 0.3}) as stage:
+        engine = await stage.engine(script)
+        wire = await stage.open()
+        wire.writer.transport.pause_reading()  # so that the end of its connection takes a while
+        wire.post(CHAT | {"stream": True})
+        await until(lambda: stage.usage, "the usage row")
+        await asyncio.sleep(0.1)
+        assert stage.router.clients
+        wire.writer.transport.resume_reading()
+        await wire.end()
+        await until(lambda: not stage.router.clients, "the end")
+        assert (len(engine.heard), len(stage.usage)) == (1, 1)
+
+
+async def test_a_client_that_leaves_after_some_events_is_counted_with_them(stage: Stage) -> None:
+    async def script(heard: Heard, writer: asyncio.StreamWriter) -> None:
+        writer.write(stream_head() + chunk(EVENT) * 7)
+        await asyncio.Event().wait()
+
+    await stage.engine(script)
+    wire = await stage.open()
+    wire.post(CHAT | {"stream": True})
+    for _ in range(5):
+        await wait(wire.reader.readuntil(EVENT))
+    wire.writer.close()
+    await until(lambda: stage.usage, "the usage row")
+    assert (len(stage.usage), stage.usage[0]["completed"]) == (1, False)
+    assert stage.usage[0]["completion_tokens"] >= 5
+
+
+async def test_a_client_that_leaves_with_requests_behind_it_ends_the_engines_work(stage: Stage) -> None:
+    wire, engine, _ = await asked(stage, "quiet")
+    for _ in range(5):
+        wire.post(CHAT)
+    await asyncio.sleep(0)
+    wire.writer.transport.abort()
+    await wait(engine.gone.wait(), 1.0)
+    assert len(engine.heard) == 1
+
+
+async def test_a_pipelining_client_that_reads_nothing_gets_no_second_answer(stage: Stage) -> None:
+    size = 24 * 2**20
+
+    async def script(heard: Heard, writer: asyncio.StreamWriter) -> None:
+        writer.write(whole(bytes(size)))
+
+    engine = await stage.engine(script)
+    wire = await stage.open()
+    wire.writer.transport.pause_reading()
+    for _ in range(3):
+        wire.post(CHAT)
+    await until(lambda: engine.heard, "the first request")
+    await asyncio.sleep(0.2)
+    (connection,) = stage.router.clients
+    assert connection._transport.get_write_buffer_size() < 2**20
+    assert len(engine.heard) == 1
+    wire.writer.transport.resume_reading()
+    for _ in range(3):
+        assert len((await wire.answer())[2]) == size
+
+
+@pytest.mark.parametrize("how", ["streamed", "quiet", "whole"])
+async def test_a_reset_reaches_the_engine_within_10_ms(stage: Stage, how: str) -> None:
+    times = []
+    wire, engine, script = await asked(stage, how)
+    for _ in range(9):
+        engine.gone.clear()
+        began = asyncio.get_running_loop().time()
+        wire.writer.transport.abort()
+        await wait(engine.gone.wait())
+        times.append(asyncio.get_running_loop().time() - began)
+        wire, count = await stage.open(), len(engine.heard)
+        wire.post(CHAT | {"stream": how != "whole"})
+        await until(lambda: len(engine.heard) > count, "the engine at work")  # noqa: B023
+    assert sorted(times)[4] < 0.01 * PATIENCE
+    script.go.set()
