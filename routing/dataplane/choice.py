@@ -107,13 +107,13 @@ class Chooser:
         now = int(time.time())
         return self._suspects.any(now) and request.form is None and self._suspects.poison(crc32(request.body), now)
 
-    def died(self, route: Route, request: Request) -> bool:
+    def died(self, request: Request, endpoint: Endpoint) -> bool:
         """An engine died during this request; whether that makes it poison."""
         if request.form is not None:
             return False
-        now = int(time.time())
-        self._suspects.died(crc32(request.body), now)
-        return self._suspects.poison(crc32(request.body), now)
+        now, checksum = int(time.time()), crc32(request.body)
+        self._suspects.died(checksum, affinity.word_of(endpoint.id) >> 1, now)
+        return self._suspects.poison(checksum, now)
 
     # -- probes -------------------------------------------------------------------------------------------------------
 

@@ -1,12 +1,12 @@
 """One client's connection: requests in, judged by their heads, answered in turn. A client that leaves cancels them."""
 
 import asyncio
-import socket
 from collections import deque
 from typing import TYPE_CHECKING, cast
 
 import httptools
 
+from routing.dataplane import sockets
 from routing.dataplane.answers import Answers
 from routing.dataplane.exchange import Proxied
 from routing.dataplane.messages import Request, refusal
@@ -24,9 +24,6 @@ BODY_BYTES = 64 * 1024 * 1024
 #: What may wait behind the request that is being answered: no more is read until its turn.
 AHEAD_BYTES = 256 * 1024
 AHEAD_REQUESTS = 16
-
-#: What the kernel may hold of an answer that it can't send yet; without this it is megabytes for each slow client.
-UNSENT_BYTES = 128 * 1024
 
 IDLE_SECONDS = 75.0  # between requests
 HEAD_SECONDS = 10.0  # from a head's first byte to its last
@@ -62,8 +59,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = self._out.transport = cast(asyncio.Transport, transport)  # uvloop's own class is none of it
-        sock = transport.get_extra_info("socket")
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+        sockets.of_client(transport)
         self._heard_at = asyncio.get_running_loop().time()
         self._router.welcome(self)
 

@@ -108,7 +108,7 @@ class Proxied:
                 chooser.end(endpoint)
             if outcome is not None:
                 return outcome
-            if self._sent and chooser.died(route, self._request):
+            if self._sent and chooser.died(self._request, endpoint):
                 self._router.metrics.count("errors", route.name, endpoint.id, "poison")
                 self._fail(500, POISON, code="poison_request", headers=NO_RETRY)
                 return False
@@ -144,7 +144,7 @@ class Proxied:
                 elif self._lost:
                     chooser.failed(self._route, endpoint, "ended in the middle of an answer")
                     self._router.metrics.count("errors", self._route.name, endpoint.id, "cut")
-                    chooser.died(self._route, self._request)
+                    chooser.died(self._request, endpoint)
                 return whole
             if not used:
                 break

@@ -1,20 +1,16 @@
 """One connection to an engine, and the idle ones kept for reuse. Bytes go to the exchange that holds the connection."""
 
 import asyncio
-import socket
 from collections import defaultdict, deque
 from collections.abc import Collection
 from typing import Protocol, cast
 
 import httptools
 
+from routing.dataplane import sockets
 from routing.table import Endpoint
 
 IDLE_KEPT = 64
-#: Fixed (the kernel doubles it), because a window that the kernel tunes lets an engine run far ahead of a client that
-#: has stopped: after a fast gigabyte 13 to 39 MB without this and `client.UNSENT_BYTES`, some 7 to 8 with them (of
-#: which 3 to 4, rarely 16, in the client's own kernel) at the same throughput (245 against 227 MB/s, medians of 3).
-RECEIVE_BYTES = 256 * 1024
 #: Up to here a copy is cheaper than a second piece.
 JOINED_BYTES = 64 * 1024
 
@@ -46,7 +42,7 @@ class Upstream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's own class is none of asyncio's
-        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
+        sockets.of_engine(transport)
 
     def pause_writing(self) -> None:
         if self.exchange is not None:

@@ -1,7 +1,8 @@
 """Requests during which engines died: refused after the second death, or one would end replica after replica.
 
-What is known lies in words that all processes share: a request's checksum, its deaths, and when the last was. Of two
-requests that fall on one word the later is remembered.
+What is known lies in words that all processes share: a request's checksum, how many engines died, which died last, and
+when. Engines are counted, not requests: many clients may have asked the same of one that died for another reason. Of
+two requests that fall on one word the later is remembered.
 """
 
 from routing.domain.affinity import Memory
@@ -10,7 +11,9 @@ from routing.domain.affinity import Memory
 ENOUGH = 2
 SECONDS = 120
 
-_TIME_BITS = 24
+#: Of the 31 bits beside the checksum: the last death's time, the engine, and the count.
+_TIME_BITS, _ENGINE_BITS, _MOST = 16, 12, 7
+_TIME_MASK = (1 << _TIME_BITS) - 1
 
 
 class Suspects:
@@ -23,20 +26,26 @@ class Suspects:
         """Whether it is worth while to make a checksum."""
         return self._memory[0] != 0 and now - self._memory[0] <= SECONDS
 
-    def died(self, checksum: int, now: int) -> int:
-        """Deaths up to now, this one included."""
-        count = min(self._deaths(checksum, now) + 1, 127)
-        self._memory[self._place(checksum)] = checksum << 31 | count << _TIME_BITS | now & (1 << _TIME_BITS) - 1
+    def died(self, checksum: int, engine: int, now: int) -> int:
+        """Engines that died up to now, this one (a number that tells it from others) included."""
+        count, last = self._deaths(checksum, now)
+        engine %= 1 << _ENGINE_BITS
+        if not count or engine != last:
+            count = min(count + 1, _MOST)
+        low = (count << _ENGINE_BITS | engine) << _TIME_BITS | now & _TIME_MASK
+        self._memory[self._place(checksum)] = checksum << 31 | low
         self._memory[0] = now
         return count
 
     def poison(self, checksum: int, now: int) -> bool:
-        return self._deaths(checksum, now) >= ENOUGH
+        return self._deaths(checksum, now)[0] >= ENOUGH
 
-    def _deaths(self, checksum: int, now: int) -> int:
+    def _deaths(self, checksum: int, now: int) -> tuple[int, int]:
+        """How many, and the last engine."""
         word = self._memory[self._place(checksum)]
-        past = (now - word) & (1 << _TIME_BITS) - 1
-        return word >> _TIME_BITS & 127 if word >> 31 == checksum and past <= SECONDS else 0
+        if word >> 31 != checksum or (now - word) & _TIME_MASK > SECONDS:
+            return 0, 0
+        return word >> _TIME_BITS + _ENGINE_BITS & _MOST, word >> _TIME_BITS & (1 << _ENGINE_BITS) - 1
 
     def _place(self, checksum: int) -> int:
         return 1 + checksum % (len(self._memory) - 1)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from routing.domain import affinity
 from routing.domain.ejection import ERRORS_IN_A_ROW, LONGEST_SECONDS, Health
-from routing.domain.select import BUSIER_REQUESTS, BUSIER_SHARE, Load, pick, routable
+from routing.domain.select import BUSIER_REQUESTS, Load, pick, routable
 from routing.table import Endpoint
 
 
@@ -147,7 +147,7 @@ def test_a_preferred_one_is_taken_as_long_as_it_is_not_much_busier() -> None:
     for busy in range(60):
         chosen = pick(fit, loads(busy, 10), preferred="e0")
         assert chosen is not None
-        bound = (busy + 10) / 2 * (1 + BUSIER_SHARE) + BUSIER_REQUESTS
+        bound = (busy + 10) / 2 + BUSIER_REQUESTS
         assert chosen.id == ("e0" if busy <= max(bound, 10) else "e1"), busy
 
 

@@ -146,14 +146,15 @@ def test_second_attempts_are_a_share_of_the_requests_after_a_burst() -> None:
 def test_a_request_is_poison_after_two_deaths_for_a_while() -> None:
     suspects, now = Suspects([0] * 64), 1_800_000_000
     assert not suspects.any(now)
-    assert suspects.died(0xFFFFFFFF, now) == 1
+    assert suspects.died(0xFFFFFFFF, 1, now) == 1
+    assert suspects.died(0xFFFFFFFF, 1, now) == 1  # many may have asked the same of one engine
     assert suspects.any(now)
     assert not suspects.poison(0xFFFFFFFF, now)
-    assert suspects.died(0xFFFFFFFF, now + SECONDS) == 2
+    assert suspects.died(0xFFFFFFFF, 2, now + SECONDS) == 2
     assert suspects.poison(0xFFFFFFFF, now + SECONDS)
     assert not suspects.poison(0x7FFFFFFF, now + SECONDS)
     assert not suspects.poison(0xFFFFFFFF, now + 2 * SECONDS + 1)
-    assert suspects.died(0xFFFFFFFF, now + 2 * SECONDS + 1) == 1
+    assert suspects.died(0xFFFFFFFF, 3, now + 2 * SECONDS + 1) == 1
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=50), st.integers(0, 2**32 - 1))
@@ -161,6 +162,6 @@ def test_words_fit_into_what_is_shared(checksums: list[int], last: int) -> None:
     import array
 
     suspects, now = Suspects(array.array("q", [0] * 8)), 1_800_000_000
-    for checksum in (*checksums, last, last):
-        suspects.died(checksum, now)
+    for engine, checksum in enumerate((*checksums, last, last)):
+        suspects.died(checksum, engine, now)
     assert suspects.poison(last, now)

@@ -193,3 +193,16 @@ async def test_a_connect_that_takes_too_long_goes_to_another_engine() -> None:
             assert 0.1 <= asyncio.get_running_loop().time() - began < 1.5
             for filler in fillers:
                 filler.close()
+
+
+async def test_a_host_that_vanished_is_asked_for_on_both_sides(stage: Stage) -> None:
+    await stage.engine()
+    wire = await stage.open()
+    wire.post(CHAT)
+    assert (await wire.answer())[0] == 200
+    (connection,) = stage.router.clients
+    ((kept,),) = stage.router.pool._idle.values()
+    for transport in (connection._transport, kept.transport):
+        sock = transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= 60

@@ -1,0 +1,255 @@
+"""Several router processes beside each other: counts that they share, renewal without a gap, ends without a loss."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from routing.dataplane.meters import Meter
+from routing.domain.limits import Limits
+from routing.grid import COLUMNS, Grid, GridError
+from tests.e2e.harness import ROOT, wait_for
+from tests.routing.test_router import Run, chat
+
+# -- the grid ---------------------------------------------------------------------------------------------------------
+
+CHILD = "import sys, time; from routing.grid import Grid; g = Grid({path!r}); row = g.rows(['r'])['r']\n"
+
+
+class Other:
+    """Another process with the same grid."""
+
+    def __init__(self, path: Path, code: str) -> None:
+        text = CHILD.format(path=str(path)) + code + "\nprint('up', g.column, flush=True); time.sleep(600)"
+        self.process = subprocess.Popen([sys.executable, "-c", text], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout
+        self.column = int(self.process.stdout.readline().split()[1])
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout
+        self.process.stdout.close()
+
+
+def test_what_a_dead_process_had_under_way_is_cleared_and_what_it_used_stays(tmp_path: Path) -> None:
+    path = tmp_path / "grid"
+    grid = Grid(path)
+    row = grid.rows(["r"])["r"]
+    grid.words[grid.cell(row)] += 1
+    other = Other(path, "g.words[g.cell(row)] = 5; g.words[g.cell(row) + 7] = 9")
+    assert other.column != grid.column
+    assert (grid.total(row, 0), grid.total(row, 7)) == (6, 9)
+    other.kill()
+    again = Other(path, "")
+    assert again.column == other.column
+    assert (grid.total(row, 0), grid.total(row, 7)) == (1, 9)
+    again.kill()
+
+
+def test_names_have_the_same_rows_in_each_process_and_other_names_other_rows(tmp_path: Path) -> None:
+    names = [f"key:{number}" for number in range(500)]
+    rows = Grid(tmp_path / "grid").rows(names)
+    assert len(set(rows.values())) == 500
+    assert Grid(tmp_path / "grid").rows(reversed(names)) == rows  # locks are a process's: this one takes its own again
+
+
+def test_a_month_goes_on_after_a_restart_and_counts_what_the_database_knew(tmp_path: Path) -> None:
+    now = 1_800_000_000.0
+    limits = Limits(tokens_per_month=100)
+
+    def meter(known: int) -> Meter:
+        grid = Grid(tmp_path / "grid")
+        made = Meter(grid, grid.rows(["key:1"])["key:1"])
+        made.update(limits, known, now)
+        return made
+
+    first = meter(0)
+    assert first.admit(0, now) is None
+    first.settle(0, 60, now)
+    assert meter(0).admit(0, now) is None
+    assert meter(120).admit(0, now) is not None  # another machine's router served the rest
+    second = meter(0)
+    second.settle(0, 40, now)
+    assert second.admit(0, now) is not None
+    assert second.admit(0, now + 40 * 86_400) is None  # another month
+
+
+def test_more_processes_than_columns_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Grid, "_lock", lambda self, number, wait=True: number == COLUMNS)
+    with pytest.raises(GridError):
+        Grid(tmp_path / "grid")
+
+
+# -- processes --------------------------------------------------------------------------------------------------------
+
+
+class Parent(Run):
+    """`manage.py router --catalog` needs no database; its keys have no limits, so routes are written by the test."""
+
+    def start_parent(self, processes: int) -> subprocess.Popen[bytes]:
+        code = f"""
+import asyncio, signal
+from routing.server.listening import open_listener
+from routing.server.parent import ChildSet
+async def main():
+    listen = "127.0.0.1:{self.port}"
+    argv = ["--routes", {str(self.routes)!r}, "--listen", listen, "--usage-dir", {str(self.folder / "usage")!r}]
+    argv += ["--shared-dir", {str(self.folder / "router")!r}, "--drain-seconds", "20"]
+    listeners = [open_listener(listen) for _ in range({processes})]
+    children = ChildSet(argv, {processes}, stop_seconds=30, listeners=listeners)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, children.stop)
+    loop.add_signal_handler(signal.SIGHUP, children.renew)
+    return await children.run()
+asyncio.run(main())
+"""
+        with (self.folder / "router.log").open("ab") as log:
+            parent = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=log, stdout=log)
+        self.processes.append(parent)
+        wait_for(lambda: self.get("/readyz"), "the router")
+        wait_for(lambda: len(self.children(parent)) == processes, "its processes")
+        return parent
+
+    def children(self, parent: subprocess.Popen[bytes]) -> set[int]:
+        return {int(pid) for pid in Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()}
+
+    def get(self, path: str) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:
+            return str(answer.read().decode())
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Parent]:
+    run = Parent(tmp_path)
+    try:
+        yield run
+    finally:
+        for process in run.processes:
+            process.terminate()
+        for process in run.processes:
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def test_a_limit_holds_over_all_processes_and_metrics_count_them_together(run: Parent) -> None:
+    run.keys[0]["limits"] = {"requests_per_minute": 100}  # type: ignore[assignment]
+    run.write([run.engine()[0]])
+    run.start_parent(3)
+    while time.time() % 60 > 45:  # within one minute of the clock, so that the expected number is plain
+        time.sleep(0.5)
+    with ThreadPoolExecutor(8) as pool:
+        statuses = list(pool.map(lambda _: run.status(chat("x"))[0], range(200)))
+    served = statuses.count(200)
+    assert statuses.count(429) == 200 - served
+    assert 95 <= served <= 105
+
+    def counted() -> bool:
+        rows = [line for line in run.get("/metrics").splitlines() if "requests_total{model" in line]
+        return sum(int(line.rsplit(" ", 1)[1]) for line in rows if 'status="200"' in line) == served
+
+    wait_for(counted, "the metrics of all")
+    files = [json.loads(path.read_text())["metrics"] for path in (run.folder / "router").glob("*.json")]
+    assert sum(bool(each["counters"]) for each in files) > 1  # more than one served
+
+
+def test_renewal_fails_no_request_and_cuts_no_stream(run: Parent) -> None:
+    run.write([run.engine("--chunk-delay", "0.2")[0], run.engine("--chunk-delay", "0.2")[0]])
+    parent = run.start_parent(2)
+    before = run.children(parent)
+    words = " ".join(f"w{number}" for number in range(15))
+    over = False
+
+    def steady() -> list[int]:
+        found = []
+        while not over:
+            found.append(run.status(chat("x"))[0])
+        return found
+
+    with ThreadPoolExecutor(4) as pool:
+        streams = [pool.submit(lambda: run.ask(chat(words, stream=True)).read()) for _ in range(2)]
+        asking = [pool.submit(steady) for _ in range(2)]
+        wait_for(lambda: "in_flight" in run.get("/metrics"), "the streams")
+        os.kill(parent.pid, signal.SIGHUP)
+        wait_for(lambda: not before & run.children(parent), "the old ones' end")
+        over = True
+        assert all(b"[DONE]" in stream.result() for stream in streams)
+        assert {status for each in asking for status in each.result()} == {200}
+    assert len(run.children(parent)) == 2
+
+
+def test_stopping_ends_what_was_begun_and_takes_nothing_new(run: Parent) -> None:
+    run.write([run.engine("--chunk-delay", "0.1")[0]])
+    parent = run.start_parent(1)
+    with ThreadPoolExecutor(1) as pool:
+        answer = run.ask(chat(" ".join("abcdefghij"), stream=True))
+        stream = pool.submit(answer.read)
+        os.kill(parent.pid, signal.SIGTERM)
+        assert b"[DONE]" in stream.result()
+    assert parent.wait(20) == 0
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", run.port)) != 0
+    assert [row["completed"] for row in run.usage()] == [True]
+
+
+# -- an engine's sudden end -------------------------------------------------------------------------------------------
+
+
+def test_an_engine_killed_under_load_fails_no_request_that_had_no_byte(run: Parent) -> None:
+    """F44: 64 at once over two replicas; the dead one is out within 200 ms."""
+    (first, process), (second, _) = (run.engine("--first-byte-delay", "0.05") for _ in range(2))
+    run.write([first, second])
+    run.start_parent(2)
+    body = json.dumps(chat("x")).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {run.key}\r\n"
+    request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+    async def client(until: float, statuses: list[tuple[float, int]]) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", run.port)
+        while time.monotonic() < until:
+            writer.write(request)
+            answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+            lines = answer.lower().split(b"\r\n")
+            length = next(int(line.split(b":")[1]) for line in lines if line.startswith(b"content-length"))
+            await reader.readexactly(length)
+            statuses.append((time.monotonic(), int(answer.split()[1])))
+        writer.close()
+
+    async def load() -> list[tuple[float, int]]:
+        statuses: list[tuple[float, int]] = []
+        end = time.monotonic() + 3
+        clients = [asyncio.ensure_future(client(end, statuses)) for _ in range(64)]
+        await asyncio.sleep(1)
+        process.kill()
+        process.wait()
+        await asyncio.sleep(0.2)
+        heir = await asyncio.start_server(listen, "127.0.0.1", first)  # whatever still comes to the dead one's port
+        await asyncio.gather(*clients)
+        heir.close()
+        return statuses
+
+    heard: list[bytes] = []
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.append(await reader.read(14))
+        writer.transport.abort()
+
+    statuses = asyncio.run(load())
+    assert {status for _, status in statuses} == {200}
+    assert len(statuses) > 200
+    assert {each for each in heard if each} <= {b"GET /health HT"}
+    wait_for(lambda: len(run.usage()) >= len(statuses), "all usage")
+    assert len({row["uid"] for row in run.usage()}) == len(statuses)
