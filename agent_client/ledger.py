@@ -8,7 +8,7 @@ import contextlib
 import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,12 @@ class Entry:
     ready: bool = False
     endpoint: str = ""
     log_path: str = ""
+    readiness: dict[str, Any] = field(default_factory=dict)
+    argv: list[str] = field(default_factory=list)  # as it may be shown, without secrets
+    env: dict[str, str] = field(default_factory=dict)  # the same
+
+
+_FIELDS = frozenset(item.name for item in fields(Entry))
 
 
 class Ledger:
@@ -92,7 +98,7 @@ class Ledger:
             if hashlib.sha256(body).hexdigest().encode() != digest:
                 raise ValueError("checksum")
             data = json.loads(body)
-            self.entries = {item["shard"]: Entry(**item) for item in data["entries"]}
+            self.entries = {item["shard"]: _read(item) for item in data["entries"]}
             self.epochs = {str(shard): int(epoch) for shard, epoch in data["epochs"].items()}
         except (ValueError, KeyError, TypeError):
             self.entries, self.epochs, self.lost = {}, {}, True
@@ -108,3 +114,8 @@ class Ledger:
             os.fsync(file.fileno())
         temporary.replace(self.path)
         self.lost = False
+
+
+def _read(item: dict[str, Any]) -> Entry:
+    """A newer agent may have written more than is known here."""
+    return Entry(**{name: value for name, value in item.items() if name in _FIELDS})

@@ -178,7 +178,7 @@ def _not_yet(attempt: Attempt, event: Missed, now: float) -> Step:
 
 def _wait_for_answer(attempt: Attempt, event: Tick, now: float) -> Step:
     if attempt.deadline_at is not None and now >= attempt.deadline_at:
-        explain = Explain(epoch=attempt.epoch, why=Why.NOT_READY, seconds=now - attempt.sign_at)
+        explain = Explain(epoch=attempt.epoch, why=Why.NOT_READY, seconds=attempt.limits.start)
         return ending.end(attempt, now, explain=explain, grace=attempt.limits.grace)
     return _ask_if_due(attempt, now)
 

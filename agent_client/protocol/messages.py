@@ -38,6 +38,7 @@ class ShardReport:
     tail: tuple[str, ...] = ()  # last lines of the engine's output, on failure
     running: int | None = None  # requests in the engine
     waiting: int | None = None
+    record: Mapping[str, Any] | None = None  # of a failed attempt: command, environment, versions, cards, first lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

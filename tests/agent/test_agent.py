@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from agent_client import config, preflight, probes
 from agent_client.engines import LaunchSpec, PlanError, plan
 from agent_client.ledger import Entry, Ledger
+from agent_client.machine import Limits
 from agent_client.profile import ProfileError, parse_profile
 from agent_client.protocol.messages import DesiredShard, ShardReport, ShardSpec
 from agent_client.protocol.states import FailureCode, ShardState
-from agent_client.supervisor import NodeTools, OrderRefused, Supervisor
+from agent_client.supervisor import Figures, NodeTools, OrderRefused, Supervisor, processes
 from tests.e2e.harness import ROOT, STANDIN, free_port
 
 OPTIONS = {
@@ -148,14 +149,17 @@ class Node:
             policy=config.Policy(ports=range(first, first + 3)),
         )
         self.reports: list[ShardReport] = []
+        self.tools: dict[str, Any] = {}
+        self.limits = Limits()
         self.again()
 
     def again(self) -> None:
         async def probe(endpoint: str, readiness: Any, name: str, key: str | None) -> bool:
             return await asyncio.to_thread(probes.ready, endpoint, readiness, name=name, key=key)
 
-        async def running(endpoint: str, key: str | None) -> int | None:
-            return (await asyncio.to_thread(probes.load, endpoint, key=key)).running
+        async def load(endpoint: str, key: str | None) -> Figures:
+            found = await asyncio.to_thread(probes.load, endpoint, key=key)
+            return Figures(running=found.running, waiting=found.waiting, moving=found.moving)
 
         def check(profile: Any, spec: Any) -> tuple[str, str, str] | None:
             found = preflight.check(self.config, profile, spec, {}, ())
@@ -170,9 +174,11 @@ class Node:
                 command=lambda profile: preflight.command_for(self.config, profile.engine) or (),
                 free_port=lambda taken: preflight.free_port(self.config.policy.ports, taken, "127.0.0.1"),
                 probe=probe,
-                running=running,
+                load=load,
+                **self.tools,
             ),
             on_report=self.reports.append,
+            limits=self.limits,
         )
 
     async def until(self, state: ShardState) -> ShardReport:
@@ -209,7 +215,7 @@ async def test_an_engine_starts_is_adopted_and_stops(node: Node) -> None:
     assert node.supervisor.reports()[0].pids == (pid,)
     await node.supervisor.stop("uid/0", 1, grace_seconds=2, reason="test")
     await node.until(ShardState.STOPPED)
-    assert not Path(f"/proc/{pid}").exists()
+    assert processes.start_time(pid) is None
 
 
 async def test_a_crash_is_told_with_code_and_tail(node: Node) -> None:
@@ -248,7 +254,7 @@ async def test_older_orders_are_refused_and_newer_ones_replace(node: Node) -> No
         while (last := node.reports[-1]).epoch != 6 or last.state is not ShardState.READY:
             await asyncio.sleep(0.02)
     assert last.pids != first.pids
-    assert not Path(f"/proc/{first.pids[0]}").exists()
+    assert processes.start_time(first.pids[0]) is None
 
 
 async def test_a_reused_pid_is_neither_adopted_nor_killed(node: Node) -> None:
