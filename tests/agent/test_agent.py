@@ -170,12 +170,14 @@ class Node:
             ledger=Ledger(self.config.state_dir / "ledger.json"),
             boot_id="boot",
             tools=NodeTools(
-                preflight=check,
-                command=lambda profile: preflight.command_for(self.config, profile.engine) or (),
-                free_port=lambda taken: preflight.free_port(self.config.policy.ports, taken, "127.0.0.1"),
-                probe=probe,
-                load=load,
-                **self.tools,
+                **{
+                    "preflight": check,
+                    "command": lambda profile: preflight.command_for(self.config, profile.engine) or (),
+                    "free_port": lambda taken: preflight.free_port(self.config.policy.ports, taken, "127.0.0.1"),
+                    "probe": probe,
+                    "load": load,
+                    **self.tools,
+                }
             ),
             on_report=self.reports.append,
             limits=self.limits,

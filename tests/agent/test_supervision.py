@@ -47,9 +47,9 @@ def engine(node: Node, script: str, **profile: Any) -> Any:
 
 async def until(node: Node, check: Any, seconds: float = 20.0) -> ShardReport:
     async with asyncio.timeout(seconds):
-        while not (node.reports and check(node.reports[-1])):
+        while not (found := [report for report in node.reports if check(report)]):
             await asyncio.sleep(0.02)
-    return node.reports[-1]
+    return found[0]
 
 
 def post(url: str, words: str = "hi", **fields: Any) -> Any:
@@ -73,7 +73,8 @@ time.sleep(60)
 
 async def test_a_slow_load_that_moves_is_not_killed_and_is_shown(node: Node) -> None:
     script = LOADING.format(steps=8, percent="n * 12")
-    await node.supervisor.start(engine(node, script, start_timeout_seconds=1, stop_grace_seconds=0))
+    first = engine(node, script, start_timeout_seconds=1, stop_grace_seconds=0)
+    await node.supervisor.start(first)
     begun = asyncio.get_running_loop().time()
     failed = await node.until(ShardState.FAILED)
     assert asyncio.get_running_loop().time() - begun > 3.5  # the limit is one second without progress
@@ -85,7 +86,8 @@ async def test_a_slow_load_that_moves_is_not_killed_and_is_shown(node: Node) -> 
 
 async def test_a_load_that_goes_round_in_circles_is_stuck(node: Node) -> None:
     script = LOADING.format(steps=100, percent="n % 2 * 12")
-    await node.supervisor.start(engine(node, script, start_timeout_seconds=1, stop_grace_seconds=0))
+    first = engine(node, script, start_timeout_seconds=1, stop_grace_seconds=0)
+    await node.supervisor.start(first)
     async with asyncio.timeout(5):
         assert (await node.until(ShardState.FAILED)).code == FailureCode.START_TIMEOUT
 
@@ -113,6 +115,8 @@ async def test_an_engine_that_is_healthy_and_makes_no_token_is_unrouted_and_ende
 
 
 async def test_a_busy_engine_is_neither_asked_nor_restarted(node: Node) -> None:
+    node.limits = dataclasses.replace(SHORT, quiet=1.0)
+    node.again()
     await node.supervisor.start(order(extra_args=["--chunk-delay", "0.1"]))
     ready = await node.until(ShardState.READY)
     asked = []
@@ -147,12 +151,6 @@ async def test_a_drain_waits_for_what_runs_and_then_stops(node: Node) -> None:
 
 
 async def test_a_drain_has_a_deadline_and_can_be_cancelled(node: Node) -> None:
-    await node.supervisor.start(order(extra_args=["--first-byte-delay", "30"]))
-    # A probe would wait as long: only the figures tell.
-    node.supervisor._engines["uid/0"].feed
-    await until(node, lambda report: report.state is ShardState.LOADING)
-    await node.supervisor.stop("uid/0", 1, grace_seconds=0, reason="too slow for this test")
-    await node.until(ShardState.STOPPED)
     await node.supervisor.start(order(2, extra_args=["--chunk-delay", "0.5"]))
     ready = await until(node, lambda report: report.epoch == 2 and report.state is ShardState.READY)
     stream = post(ready.endpoint or "", "word " * 60, stream=True)
@@ -204,12 +202,7 @@ async def test_cards_are_free_only_when_they_were_seen_empty(node: Node) -> None
     held = ["GPU 1 (GPU-x) is still held by pid 4242 (70000 MiB), which ended"]
     node.tools["holders"] = lambda gpus: held[0] if held else ""
     node.tools["preflight"] = lambda profile, spec: None
-    original = Node.again
-    tools = node.tools.pop("preflight")
-    original(node)
-    node.supervisor._ground = dataclasses.replace(
-        node.supervisor._ground, tools=dataclasses.replace(node.supervisor._ground.tools, preflight=tools)
-    )
+    node.again()
     first = order()
     spec = dataclasses.replace(first.spec, gpus=("GPU-x",))
     await node.supervisor.start(dataclasses.replace(first, spec=spec))
@@ -263,7 +256,8 @@ time.sleep({{seconds}})
 async def test_the_record_of_a_failed_attempt_is_whole_and_holds_no_secret(node: Node) -> None:
     node.tools["surroundings"] = lambda spec, profile: {"engine": "0.32.0", "driver": "580.65", "gpus": []}
     script = "import os, sys\nprint('vLLM', os.environ['VLLM_API_KEY'])\nraise ValueError('no such thing')\n"
-    await node.supervisor.start(engine(node, script, env={"HF_TOKEN": "hf_CANARY", "A": "1"}))
+    first = engine(node, script, env={"HF_TOKEN": "hf_CANARY", "A": "1"})
+    await node.supervisor.start(first)
     report = await node.until(ShardState.FAILED)
     record = dict(report.record or {})
     assert record["argv"][0] == sys.executable
