@@ -139,14 +139,14 @@ def test_configuration_errors_name_the_key_and_a_good_value(tmp_path: Path) -> N
 class Node:
     """A supervisor in a folder; `again` is a restarted agent's."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, ports: int = 3) -> None:
         first = free_port()
         self.config = config.AgentConfig(
             server="ws://127.0.0.1:1",
             node_id="n",
             mgmt_addr="127.0.0.1",
             state_dir=folder,
-            policy=config.Policy(ports=range(first, first + 3)),
+            policy=config.Policy(ports=range(first, first + ports)),
         )
         self.reports: list[ShardReport] = []
         self.tools: dict[str, Any] = {}
