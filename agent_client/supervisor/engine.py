@@ -25,6 +25,7 @@ from agent_client.supervisor.launching import base_environment, launch_spec, rea
 log = logging.getLogger(__name__)
 
 FOLLOW_SECONDS = 0.5  # between two looks at the output
+FLOOD_SECONDS = 0.05  # the same while it has to be cut
 SEE_SECONDS = 60.0  # between two looks at what a ready engine has in shared memory
 LIVE = (ShardState.LOADING, ShardState.READY, ShardState.DRAINING)
 
@@ -212,6 +213,7 @@ class Engine:
     def _watch(self, held: Held) -> None:
         """The exit is seen the moment it happens, of adopted processes too, which are nobody's children here."""
         assert held.entry is not None
+        self._begin(self._keep_bounded(held))
         self._begin(self._follow(held))
         self._begin(self._look(held))
         loop = asyncio.get_running_loop()
@@ -231,19 +233,23 @@ class Engine:
 
         loop.add_reader(handle, ended)
 
-    async def _follow(self, held: Held) -> None:
-        """Keep the output bounded, and read in it how far a start has come."""
+    async def _keep_bounded(self, held: Held) -> None:
         assert held.entry is not None
         path, longest = Path(held.entry.log_path), self._ground.config.log_bytes
-        follower = output.Follower(path)
         while self._state(held.epoch) in (*LIVE, ShardState.STOPPING, ShardState.STOP_STUCK):
+            flooded = False
             with contextlib.suppress(OSError):
-                await asyncio.to_thread(output.bound, path, longest)
-            if self._state(held.epoch) is ShardState.LOADING:
-                phase = await asyncio.to_thread(lambda: farthest(follower.lines()))
-                if phase is not None:
-                    told = events.Progressed(epoch=held.epoch, phase=phase.name, place=phase.place, share=phase.share)
-                    self.feed(told)
+                flooded = await asyncio.to_thread(output.bound, path, longest)
+            await asyncio.sleep(FLOOD_SECONDS if flooded else FOLLOW_SECONDS)
+
+    async def _follow(self, held: Held) -> None:
+        """Read in the output how far a start has come."""
+        assert held.entry is not None
+        follower = output.Follower(Path(held.entry.log_path))
+        while self._state(held.epoch) is ShardState.LOADING:
+            phase = await asyncio.to_thread(lambda: farthest(follower.lines()))
+            if phase is not None:
+                self.feed(events.Progressed(epoch=held.epoch, phase=phase.name, place=phase.place, share=phase.share))
             await asyncio.sleep(FOLLOW_SECONDS)
 
     async def _look(self, held: Held) -> None:

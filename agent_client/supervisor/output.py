@@ -14,25 +14,27 @@ from agent_client.supervisor.evidence import LINE_LONGEST, rotated
 
 HEAD_KEPT = 65_536  # the first lines name versions and arguments
 BLOCK = 4096
-READ_MOST = 1024 * 1024  # of one look: what a flood writes beyond is passed over and counted
+READ_MOST = 256 * 1024  # of one look: what a flood writes beyond is passed over and counted
 KEEP_SIZE_AND_PUNCH_HOLE = 0x01 | 0x02  # linux/falloc.h
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
-def bound(path: Path, longest: int) -> None:
-    """Give back what lies between the beginning and the last `longest` bytes. Raises OSError."""
+def bound(path: Path, longest: int) -> bool:
+    """Give back what lies between the beginning and the last `longest` bytes; whether there was any. Raises OSError."""
     handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         info = os.fstat(handle)
         if info.st_blocks * 512 <= longest + HEAD_KEPT:
-            return
+            return False
         end = (info.st_size - longest // 2) // BLOCK * BLOCK  # half: so that it is not done at every look
         if end > HEAD_KEPT and _libc.fallocate(handle, KEEP_SIZE_AND_PUNCH_HOLE, HEAD_KEPT, end - HEAD_KEPT) == 0:
-            return
+            return True
         if ctypes.get_errno() in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
             _cut(path, longest // 2)
+            return True
+        return False
     finally:
         os.close(handle)
 
