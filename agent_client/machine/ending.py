@@ -2,7 +2,18 @@
 
 from dataclasses import replace
 
-from agent_client.machine.effects import CheckEmpty, Effect, Effects, Explain, Forget, Report, SendKill, SendTerm, Watch
+from agent_client.machine.effects import (
+    CheckEmpty,
+    Effect,
+    Effects,
+    Explain,
+    Forget,
+    Report,
+    SendKill,
+    SendTerm,
+    Spawn,
+    Watch,
+)
 from agent_client.machine.events import (
     Emptied,
     Exited,
@@ -17,6 +28,7 @@ from agent_client.machine.state import Attempt, Failure, Why
 from agent_client.protocol.states import ShardState
 
 S = ShardState
+MOST_RESPAWNS = 2  # for a port that was taken between its choice and its use
 Step = tuple[Attempt, Effects]
 
 
@@ -33,7 +45,10 @@ def stop(attempt: Attempt, event: StopAsked, now: float) -> Step:
 def exited(attempt: Attempt, event: Exited, now: float) -> Step:
     """Nobody asked it to, whatever its exit code. Children that outlived it are ended before anything else starts."""
     explain = Explain(epoch=attempt.epoch, why=Why.EXITED, seconds=now - attempt.started_at)
-    return end(attempt, now, explain=explain, grace=0.0)
+    ended, effects = end(attempt, now, explain=explain, grace=0.0)
+    if attempt.state is S.LOADING and attempt.respawns < MOST_RESPAWNS:
+        return replace(ended, undecided=True), tuple(effect for effect in effects if not isinstance(effect, Report))
+    return ended, effects
 
 
 def end(attempt: Attempt, now: float, *, explain: Explain | None, grace: float, reason: str = "") -> Step:
@@ -72,6 +87,7 @@ def press(attempt: Attempt, event: Tick, now: float) -> Step:
         return replace(attempt, killed=True), (kill,)
     if attempt.state is S.STOP_STUCK:
         return attempt, (kill,)
+    attempt = replace(attempt, undecided=False)
     stuck = Failure(code="stop_stuck", detail=attempt.left, hint="they may hang in the driver")
     return move(attempt, S.STOP_STUCK, kill, told=stuck)
 
@@ -91,17 +107,25 @@ def emptied(attempt: Attempt, event: Emptied, now: float) -> Step:
 
 
 def explained(attempt: Attempt, event: Explained, now: float) -> Step:
-    return finish(replace(attempt, failure=event.failure))
+    attempt = replace(attempt, failure=event.failure)
+    if not attempt.undecided or event.again:
+        return finish(attempt)
+    attempt = replace(attempt, undecided=False)
+    finished, effects = finish(attempt)
+    return finished, (Report(epoch=attempt.epoch, attempt=attempt), *effects)
 
 
 def stop_failing(attempt: Attempt, event: StopAsked, now: float) -> Step:
     """It ends already; now because it was asked to."""
-    return finish(replace(attempt, failing=False, reason=event.reason or attempt.reason))
+    return finish(replace(attempt, failing=False, undecided=False, reason=event.reason or attempt.reason))
 
 
 def finish(attempt: Attempt) -> Step:
     if not attempt.empty or (attempt.failing and attempt.failure is None):
         return attempt, ()
+    if attempt.undecided:
+        again = Attempt(epoch=attempt.epoch, limits=attempt.limits, state=S.LAUNCHING, spawning=True)
+        return replace(again, respawns=attempt.respawns + 1), (Spawn(epoch=attempt.epoch),)
     forget = Forget(epoch=attempt.epoch)
     attempt = replace(attempt, deadline_at=None)
     if attempt.failing and attempt.failure is not None:

@@ -68,6 +68,7 @@ class Exited(Event):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explained(Event):
     failure: Failure
+    again: bool = False  # another port may do: somebody took this one after it had been chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

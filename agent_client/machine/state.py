@@ -70,6 +70,8 @@ class Attempt:
     left: str = ""  # what is still there of it
     failure: Failure | None = None
     failing: bool = False  # it ends as failed, not as stopped
+    undecided: bool = False  # it ended while it loaded: whether another port would do is not known yet
+    respawns: int = 0
 
     @property
     def ended(self) -> bool:
@@ -81,8 +83,9 @@ class Attempt:
 
     @property
     def shown(self) -> ShardState:
-        """What is reported: a suspect takes no new requests until it has proved itself again."""
-        return S.LOADING if self.suspect else self.state
+        """What is reported: a suspect takes no new requests until it has proved itself again; a respawn is no news."""
+        hidden = self.suspect or self.undecided or (self.respawns > 0 and self.state is S.LAUNCHING)
+        return S.LOADING if hidden else self.state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,8 @@ through stands in `machine`; `engine` carries it out.
 """
 
 import asyncio
+import contextlib
+import dataclasses
 import hashlib
 import logging
 import signal
@@ -56,7 +58,7 @@ class Supervisor:
             ledger=ledger,
             boot_id=boot_id,
             mark=mark,
-            tools=tools,
+            tools=dataclasses.replace(tools, free_port=lambda taken: tools.free_port(taken | self._found_ports())),
             limits=limits or Limits(),
             on_report=on_report,
         )
@@ -155,6 +157,8 @@ class Supervisor:
         if found is None or engine.newest is not None:
             return engine.take(held)
         held.entry = self._recognised(held, found)
+        with contextlib.suppress(OSError):
+            self._ground.ledger.record(held.entry)
         engine.take(held, adopted=True)
 
     async def stop(self, shard: str, epoch: int, *, grace_seconds: float | None, reason: str) -> None:
@@ -190,6 +194,10 @@ class Supervisor:
 
     def _labels(self) -> set[str]:
         return {f"{shard}@{a.epoch}" for shard, engine in self._engines.items() for a in engine.attempts()}
+
+    def _found_ports(self) -> set[int]:
+        """An engine that still loads has not bound its port."""
+        return {found.port for found in list(self._found.values())}
 
     def _recognised(self, held: Held, found: Found) -> Entry:
         """The ledger is gone, but the process tells whose it is, and the order tells the rest."""

@@ -84,7 +84,7 @@ def spawn(held: Held, launch: Launch, *, mark: str, base_env: Mapping[str, str])
     env |= {processes.PORT_VARIABLE: str(entry.port)}
     env["SPT_NOENV"] = "1"  # else setproctitle, which engines use, writes over the environment that tells whose it is
     Path(entry.log_path).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    handle = os.open(entry.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    handle = os.open(entry.log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         held.child = subprocess.Popen(
             launch.argv,

@@ -10,7 +10,7 @@ from collections.abc import Coroutine
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from agent_client.engines import PlanError, plan
+from agent_client.engines import Launch, PlanError, plan
 from agent_client.engines.phases import farthest
 from agent_client.ledger import Entry
 from agent_client.machine import Attempt, Failure, Shard, Why, effects, events, step, wake_at
@@ -24,6 +24,7 @@ from agent_client.supervisor.launching import base_environment, launch_spec, rea
 
 log = logging.getLogger(__name__)
 
+PORT_IN_USE = "port-in-use"  # the code of engines.causes
 FOLLOW_SECONDS = 0.5  # between two looks at the output
 FLOOD_SECONDS = 0.05  # the same while it has to be cut
 SEE_SECONDS = 60.0  # between two looks at what a ready engine has in shared memory
@@ -156,6 +157,26 @@ class Engine:
 
     async def _try_spawn(self, held: Held) -> Failure | None:
         ground, spec = self._ground, held.spec
+        async with ground.choosing:  # two starts at once must not choose one port
+            launch = await self._choose(held)
+        if isinstance(launch, Failure):
+            return launch
+        assert held.entry is not None
+        try:
+            spawn(held, launch, mark=ground.mark, base_env=base_environment())
+        except OSError as error:
+            text = f"cannot start {spec.replica}: {launch.argv[0]}: {error.strerror}"
+            return Failure(code=FailureCode.SPAWN_FAILED.value, detail=text)
+        with contextlib.suppress(OSError):
+            ground.ledger.record(held.entry)
+        log.info(
+            "engine.spawned shard=%s epoch=%d pid=%d port=%d", held.shard, held.epoch, held.entry.pid, held.entry.port
+        )
+        return None
+
+    async def _choose(self, held: Held) -> Launch | Failure:
+        """Port and command, remembered before the spawn: a crash in between must not start it twice."""
+        ground, spec = self._ground, held.spec
         taken = {entry.port for entry in ground.ledger.entries.values()}
         port = await asyncio.to_thread(ground.tools.free_port, taken)
         if port is None:
@@ -181,20 +202,14 @@ class Engine:
             env={variable.name: variable.shown for variable in launch.env},
         )
         try:
-            ground.ledger.record(held.entry)  # before the spawn: a crash in between must not start it twice
+            ground.ledger.record(held.entry)
         except OSError as error:
             held.entry = None
             text = f"cannot start {spec.replica}: {ground.ledger.path} can't be written ({error.strerror})"
             return Failure(code=FailureCode.STATE_UNWRITABLE.value, detail=text, hint="free space on its disk")
-        try:
-            spawn(held, launch, mark=ground.mark, base_env=base_environment())
-        except OSError as error:
-            text = f"cannot start {spec.replica}: {launch.argv[0]}: {error.strerror}"
-            return Failure(code=FailureCode.SPAWN_FAILED.value, detail=text)
-        with contextlib.suppress(OSError):
-            ground.ledger.record(held.entry)
-        log.info("engine.spawned shard=%s epoch=%d pid=%d port=%d", held.shard, held.epoch, held.entry.pid, port)
-        return None
+        held.exit_code = held.exit_signal = held.record = None
+        held.tail = ()
+        return launch
 
     def _remember(self, held: Held) -> None:
         if held.entry is not None:
@@ -205,7 +220,10 @@ class Engine:
     async def _probe(self, held: Held) -> None:
         assert held.entry is not None
         name, key = held.spec.served_names[0], held.spec.engine_key
-        good = await self._ground.tools.probe(held.entry.endpoint, held.readiness, name, key)
+        readiness = held.readiness
+        if readiness.one_at_a_time and self._state(held.epoch) is ShardState.READY:
+            readiness = replace(readiness, chat=False)
+        good = await self._ground.tools.probe(held.entry.endpoint, readiness, name, key)
         self.feed(events.Answered(epoch=held.epoch) if good else events.Missed(epoch=held.epoch))
 
     # -- while it runs ------------------------------------------------------------------------------------------------
@@ -308,7 +326,8 @@ class Engine:
             with contextlib.suppress(OSError):
                 until = os.stat(held.entry.log_path).st_size  # before the noise that our own signals make
         failure = await asyncio.to_thread(self._failure, held, why, seconds, until)
-        self.feed(events.Explained(epoch=held.epoch, failure=failure))
+        again = failure.code == PORT_IN_USE and held.spec.nodes == 1
+        self.feed(events.Explained(epoch=held.epoch, failure=failure, again=again))
 
     def _failure(self, held: Held, why: Why, seconds: float, until: int | None) -> Failure:
         """Why it failed, out of its output, whose tail it keeps. Reads files and takes up to a third of a second."""

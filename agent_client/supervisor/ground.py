@@ -1,7 +1,8 @@
 """What every engine of a node stands on: configuration, ledger, and the tools that app wires in."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from agent_client.config import AgentConfig
@@ -56,3 +57,4 @@ class Ground:
     tools: NodeTools
     limits: Limits
     on_report: Callable[[ShardReport], None]
+    choosing: asyncio.Lock = field(default_factory=asyncio.Lock)  # of a port, until it is in the ledger

@@ -92,9 +92,16 @@ class Fleet:
         node.again()
         await node.supervisor.adopt()
         await node.supervisor.apply(self.desired())
+        codes: Counter[str] = Counter()
         async with asyncio.timeout(60):
             while not all(report.state is ShardState.READY for report in node.supervisor.reports()):
                 await asyncio.sleep(0.05)
+                failed = [report for report in node.supervisor.reports() if report.state is ShardState.FAILED]
+                for report in failed:  # as the control plane does: the next attempt
+                    codes[report.code] += 1
+                    self.epochs[report.shard] = report.epoch + 1
+                if failed:
+                    await node.supervisor.apply(self.desired())
         running = Counter(label for pid, label in processes.marked(self.mark).items() if _leads(pid))
         wanted = Counter(f"{shard}@{epoch}" for shard, epoch in self.epochs.items())
         await node.supervisor.apply(Desired(revision=2))
@@ -103,6 +110,7 @@ class Fleet:
         return {
             "duplicates": self.duplicates,
             "as_wanted": running == wanted,
+            "failed_at_the_end": codes,
             "orphans": len(processes.marked(self.mark)),
             "adoptions": len(took),
             "adopt_p50": round(took[len(took) // 2], 4),

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import signal
+import socket
 import sys
 import urllib.request
 from pathlib import Path
@@ -21,6 +22,7 @@ from agent_client.protocol.messages import Desired, ShardReport
 from agent_client.protocol.states import FailureCode, ShardState
 from agent_client.supervisor import processes
 from tests.agent.test_agent import Node, order
+from tests.e2e.harness import ROOT, free_port
 
 SHORT = Limits(stuck=0.3, look=0.1, drain_look=0.1, quiet=0.3, hung=1.0, blind=2.0)
 
@@ -90,6 +92,42 @@ async def test_a_load_that_goes_round_in_circles_is_stuck(node: Node) -> None:
     await node.supervisor.start(first)
     async with asyncio.timeout(5):
         assert (await node.until(ShardState.FAILED)).code == FailureCode.START_TIMEOUT
+
+
+async def test_a_port_that_was_taken_after_its_choice_costs_another_port_and_no_failure(node: Node) -> None:
+    with socket.socket() as squatter:
+        squatter.bind(("127.0.0.1", 0))
+        squatter.listen()
+        ports = iter([squatter.getsockname()[1], free_port()])
+        node.tools["free_port"] = lambda taken: next(ports)
+        script = """
+import os, sys
+port = sys.argv[sys.argv.index("--port") + 1]
+name = sys.argv[sys.argv.index("--served-model-name") + 1]
+os.environ["LLMGW_ENGINE_KEY"] = os.environ["VLLM_API_KEY"]
+os.execv(sys.executable, [sys.executable, ECHO, "--port", port, "--served-model-name", name])
+"""
+        echo = ROOT / "agent_client" / "programs" / "echo_server.py"
+        first = engine(node, script.replace("ECHO", repr(str(echo))))
+        await node.supervisor.start(first)
+        ready = await node.until(ShardState.READY)
+    assert ready.endpoint
+    assert [report.state for report in node.reports if report.state not in (ShardState.LOADING, ShardState.READY)] == [
+        ShardState.VALIDATING,
+        ShardState.LAUNCHING,
+    ]
+    assert ready.tail == ()
+
+
+async def test_ten_starts_at_once_take_ten_ports(tmp_path: Path) -> None:
+    node = Node(tmp_path, ports=40)
+    for number in range(10):
+        await node.supervisor.start(dataclasses.replace(order(), shard=f"uid{number}/0"))
+    async with asyncio.timeout(45):
+        while not all(report.state is ShardState.READY for report in node.supervisor.reports()):
+            await asyncio.sleep(0.05)
+    assert len({report.endpoint for report in node.supervisor.reports()}) == 10
+    await node.supervisor.close(stop_engines=True)
 
 
 # --- silence ---------------------------------------------------------------------------------------------------------

@@ -45,7 +45,8 @@ class World:
             case effects.SendKill() if epoch not in self.undying:
                 self.alive.discard(epoch)
             case effects.Explain():
-                self.answers.append(events.Explained(epoch=epoch, failure=FAILURE))
+                again = len(self.answers) % 2 == 1
+                self.answers.append(events.Explained(epoch=epoch, failure=FAILURE, again=again))
             case effects.Report(attempt=attempt):
                 self.reports.append(attempt)
             case _:
