@@ -395,3 +395,25 @@ def test_a_ledger_changed_at_any_byte_is_lost_or_right(tmp_path: Path) -> None:
         ledger = Ledger(path)
         assert ledger.lost
         assert not ledger.entries
+
+
+async def test_after_a_reboot_all_old_engines_are_known_to_be_dead(node: Node) -> None:
+    await node.supervisor.start(order())
+    pid = (await node.until(ShardState.READY)).pids[0]
+    await node.supervisor.close(stop_engines=False)
+    stranger = await asyncio.create_subprocess_exec("sleep", "60")
+    ledger = Ledger(node.config.state_dir / "ledger.json")
+    entry = ledger.entries["uid/0"]
+    entry.boot_id, entry.pid = "an earlier boot", stranger.pid
+    entry.start_time = processes.start_time(stranger.pid) or 0  # even so: it can't be the same process
+    ledger.record(entry)
+    os.kill(pid, signal.SIGKILL)
+    node.again()
+    node.reports.clear()
+    async with asyncio.timeout(2):
+        await node.supervisor.adopt()
+        failed = await node.until(ShardState.FAILED)
+    assert failed.code == FailureCode.LOST_TRACK
+    assert stranger.returncode is None
+    stranger.kill()
+    await stranger.wait()
