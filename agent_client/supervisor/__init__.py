@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import logging
 import signal
+import time
 from collections.abc import Callable
 
 from agent_client.config import AgentConfig
@@ -30,6 +31,8 @@ from agent_client.supervisor.ground import Figures, Ground, NodeTools
 __all__ = ["Figures", "NodeTools", "OrderRefused", "Supervisor"]
 
 log = logging.getLogger(__name__)
+
+STRAY_GRACE_SECONDS = 1.0
 
 
 class OrderRefused(Exception):
@@ -218,13 +221,18 @@ class Supervisor:
         self._found = {label: found for label, found in self._found.items() if label in kept}
         known = self._labels() | kept
         marked = await asyncio.to_thread(processes.marked, self._ground.mark)
-        strays = [pid for pid, label in marked.items() if label not in known]
-        if strays:
-            log.warning("engine.strays pids=%s", strays)
-            processes.signal_all(strays, signal.SIGTERM)
-            await asyncio.sleep(0.5)
-            left = await asyncio.to_thread(processes.marked, self._ground.mark)
-            processes.signal_all([pid for pid in strays if pid in left], signal.SIGKILL)
+        strays = {pid for pid, label in marked.items() if label not in known}
+        if not strays:
+            return
+        log.warning("engine.strays pids=%s", sorted(strays))
+        leftovers = await asyncio.to_thread(processes.shared_memory, strays)
+        number, kill_at = signal.SIGTERM, time.monotonic() + STRAY_GRACE_SECONDS
+        while strays and time.monotonic() < kill_at + STRAY_GRACE_SECONDS:  # nothing starts beside them
+            processes.signal_all(strays, number)
+            await asyncio.sleep(0.1)
+            strays &= set(await asyncio.to_thread(processes.marked, self._ground.mark))
+            number = signal.SIGKILL if time.monotonic() >= kill_at else signal.SIGTERM
+        await asyncio.to_thread(processes.remove_shared_memory, leftovers)
 
 
 def _find_unrecorded(entry: Entry, found: dict[str, Found]) -> None:

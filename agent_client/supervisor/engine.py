@@ -335,7 +335,7 @@ class Engine:
         code, signal_ = held.exit_code, held.exit_signal
         entry, tools = held.entry, self._ground.tools
         oom = why is Why.EXITED and tools.oom_killed(held.pids | ({entry.pid} if entry else set()))
-        held.tail = tuple(lines[-evidence.TAIL_LINES :])
+        held.tail = evidence.fitting(lines[-evidence.TAIL_LINES :], evidence.TAIL_TOLD)
         held.record = evidence.attempt_record(
             argv=entry.argv if entry else (),
             env=entry.env if entry else {},

@@ -1,5 +1,6 @@
 """What a failed engine leaves behind, made fit to be told: its output without secrets, and the cause found in it."""
 
+import json
 import re
 import signal
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +15,8 @@ TAIL_LINES = 40
 HEAD_LINES = 40
 HEAD_BYTES = 16_384
 RECORD_LINE = 1_000
+#: Bytes in a frame: all shards of a node report together, and a frame holds 1 MiB.
+TAIL_TOLD, HEAD_TOLD = 32_768, 8_192
 TAIL_BYTES = 65_536
 LINE_LONGEST = 16_384
 LINE_TOLD = 300
@@ -105,6 +108,18 @@ def failure_of_silence(replica: str, lines: Sequence[str], seconds: float, reque
     return Failure(code=FailureCode.HUNG.value, detail=detail + told, hint=hint)
 
 
+def fitting(lines: Sequence[str], most_bytes: int) -> tuple[str, ...]:
+    """As many of the last lines as fit into a frame's share; what is not ASCII takes six bytes there."""
+    kept: list[str] = []
+    for line in reversed(lines):
+        told = line[:RECORD_LINE]
+        most_bytes -= len(json.dumps(told)) + 1
+        if most_bytes < 0:
+            break
+        kept.append(told)
+    return tuple(reversed(kept))
+
+
 def attempt_record(
     *,
     argv: Iterable[str],
@@ -119,7 +134,7 @@ def attempt_record(
         "argv": [word[:RECORD_LINE] for word in argv],
         "env": {name: value[:RECORD_LINE] for name, value in env.items()},
         **surroundings,
-        "head": [line[:RECORD_LINE] for line in head],
+        "head": list(reversed(fitting(head[::-1], HEAD_TOLD))),
         "exception": exception_line(lines)[:RECORD_LINE],
         **how,
     }

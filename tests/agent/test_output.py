@@ -15,6 +15,8 @@ import pytest
 from agent_client import config
 from agent_client.engines.phases import PHASES, farthest, read_phase
 from agent_client.profile import EngineKind
+from agent_client.protocol.codec import encode
+from agent_client.protocol.messages import MAX_FRAME_BYTES, ShardStatus
 from agent_client.protocol.states import ShardState
 from agent_client.supervisor import output
 from agent_client.supervisor.evidence import read_head, read_output
@@ -82,6 +84,7 @@ async def test_a_gigabyte_a_minute_costs_neither_memory_nor_disk_nor_the_engine(
     assert failed.record
     assert failed.record["head"][0] == "vLLM 0.32.0 begins"
     assert failed.tail[-1] == "the last words"
+    assert len(encode(ShardStatus(report=failed), seq=1)) < MAX_FRAME_BYTES / 16
     assert all(len(line) <= 16_384 for line in failed.tail)
     await node.supervisor.close(stop_engines=True)
 
