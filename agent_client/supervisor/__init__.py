@@ -23,8 +23,10 @@ from agent_client.protocol.messages import Desired, DesiredShard, ShardReport, S
 from agent_client.protocol.states import FailureCode, ShardState
 from agent_client.supervisor import processes
 from agent_client.supervisor.attempt import Held
-from agent_client.supervisor.engine import Engine, log_path
+from agent_client.supervisor.choosing import log_path
+from agent_client.supervisor.engine import Engine
 from agent_client.supervisor.evidence import TAIL_BYTES
+from agent_client.supervisor.explaining import output_of
 from agent_client.supervisor.found import Found, find
 from agent_client.supervisor.ground import Figures, Ground, NodeTools
 
@@ -89,7 +91,7 @@ class Supervisor:
         held = engine.held(epoch) if engine else None
         if engine is None or held is None or held.entry is None:
             return ()
-        return tuple(engine.output(held, TAIL_BYTES)[-lines:]) if lines > 0 else ()
+        return tuple(output_of(self._ground, held, TAIL_BYTES)[-lines:]) if lines > 0 else ()
 
     async def adopt(self) -> None:
         """Take back what an earlier agent process started. Call once, before the stream opens."""

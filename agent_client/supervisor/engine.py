@@ -7,20 +7,19 @@ import os
 import signal
 import time
 from collections.abc import Coroutine
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
-from agent_client.engines import Launch, PlanError, plan
 from agent_client.engines.phases import farthest
-from agent_client.ledger import Entry
 from agent_client.machine import Attempt, Failure, Shard, Why, effects, events, step, wake_at
-from agent_client.protocol.codec import plain_part
 from agent_client.protocol.messages import ShardReport
 from agent_client.protocol.states import FailureCode, ShardState
-from agent_client.supervisor import evidence, output, processes
+from agent_client.supervisor import output, processes
 from agent_client.supervisor.attempt import Held, limits, spawn
+from agent_client.supervisor.choosing import choose
+from agent_client.supervisor.explaining import explain
 from agent_client.supervisor.ground import Ground
-from agent_client.supervisor.launching import base_environment, launch_spec, read_secrets
+from agent_client.supervisor.launching import base_environment
 
 log = logging.getLogger(__name__)
 
@@ -66,12 +65,6 @@ class Engine:
 
     def reports(self) -> tuple[ShardReport, ...]:
         return tuple(self._held[attempt.epoch].report(attempt) for attempt in self.attempts())
-
-    def output(self, held: Held, most_bytes: int = evidence.OUTPUT_BYTES, until: int | None = None) -> list[str]:
-        if held.entry is None or not held.entry.log_path:
-            return []
-        lines = evidence.read_output(Path(held.entry.log_path), most_bytes=most_bytes, until=until)
-        return evidence.redacted(lines, self._secrets(held))
 
     # -- the table ----------------------------------------------------------------------------------------------------
 
@@ -158,7 +151,7 @@ class Engine:
     async def _try_spawn(self, held: Held) -> Failure | None:
         ground, spec = self._ground, held.spec
         async with ground.choosing:  # two starts at once must not choose one port
-            launch = await self._choose(held)
+            launch = await asyncio.to_thread(choose, ground, held)
         if isinstance(launch, Failure):
             return launch
         assert held.entry is not None
@@ -173,43 +166,6 @@ class Engine:
             "engine.spawned shard=%s epoch=%d pid=%d port=%d", held.shard, held.epoch, held.entry.pid, held.entry.port
         )
         return None
-
-    async def _choose(self, held: Held) -> Launch | Failure:
-        """Port and command, remembered before the spawn: a crash in between must not start it twice."""
-        ground, spec = self._ground, held.spec
-        taken = {entry.port for entry in ground.ledger.entries.values()}
-        port = await asyncio.to_thread(ground.tools.free_port, taken)
-        if port is None:
-            text = f"cannot start {spec.replica}: no port of {ground.config.policy.ports} is free"
-            return Failure(code=FailureCode.NO_PORT.value, detail=text)
-        try:
-            command = ground.tools.command(held.profile)
-            launch = plan(launch_spec(ground.config, spec, held.profile, port=port, command=command))
-        except PlanError as error:
-            first = error.problems[0]
-            return Failure(code=first.code, detail=str(error), hint=first.hint)
-        address = f"[{ground.config.mgmt_addr}]" if ":" in ground.config.mgmt_addr else ground.config.mgmt_addr
-        held.entry = Entry(
-            shard=held.shard,
-            epoch=held.epoch,
-            boot_id=ground.boot_id,
-            port=port,
-            spec=plain_part(spec),
-            endpoint=f"http://{address}:{port}",
-            log_path=str(log_path(ground, held.shard, held.epoch)),
-            readiness=asdict(launch.readiness),
-            argv=list(launch.shown_argv),
-            env={variable.name: variable.shown for variable in launch.env},
-        )
-        try:
-            ground.ledger.record(held.entry)
-        except OSError as error:
-            held.entry = None
-            text = f"cannot start {spec.replica}: {ground.ledger.path} can't be written ({error.strerror})"
-            return Failure(code=FailureCode.STATE_UNWRITABLE.value, detail=text, hint="free space on its disk")
-        held.exit_code = held.exit_signal = held.record = None
-        held.tail = ()
-        return launch
 
     def _remember(self, held: Held) -> None:
         if held.entry is not None:
@@ -325,34 +281,9 @@ class Engine:
         if held.entry is not None and why is not Why.EXITED:
             with contextlib.suppress(OSError):
                 until = os.stat(held.entry.log_path).st_size  # before the noise that our own signals make
-        failure = await asyncio.to_thread(self._failure, held, why, seconds, until)
+        failure = await asyncio.to_thread(explain, self._ground, held, why, seconds, until)
         again = failure.code == PORT_IN_USE and held.spec.nodes == 1
         self.feed(events.Explained(epoch=held.epoch, failure=failure, again=again))
-
-    def _failure(self, held: Held, why: Why, seconds: float, until: int | None) -> Failure:
-        """Why it failed, out of its output, whose tail it keeps. Reads files and takes up to a third of a second."""
-        lines, replica = self.output(held, until=until), held.spec.replica
-        code, signal_ = held.exit_code, held.exit_signal
-        entry, tools = held.entry, self._ground.tools
-        oom = why is Why.EXITED and tools.oom_killed(held.pids | ({entry.pid} if entry else set()))
-        held.tail = evidence.fitting(lines[-evidence.TAIL_LINES :], evidence.TAIL_TOLD)
-        held.record = evidence.attempt_record(
-            argv=entry.argv if entry else (),
-            env=entry.env if entry else {},
-            surroundings=tools.surroundings(held.spec, held.profile),
-            head=evidence.redacted(evidence.read_head(Path(entry.log_path)), self._secrets(held)) if entry else (),
-            lines=lines,
-            how={"oom_killed": oom, "seconds": round(seconds, 1)},
-        )
-        if why is Why.NOT_READY:
-            return evidence.failure_of_start(replica, lines, seconds)
-        if why is Why.HUNG:
-            return evidence.failure_of_silence(replica, lines, seconds, held.running)
-        seen = code is not None or signal_ is not None
-        return evidence.failure_of_exit(replica, lines, exit_code=code, exit_signal=signal_, seen=seen, oom_killed=oom)
-
-    def _secrets(self, held: Held) -> list[str]:
-        return [held.spec.engine_key or "", *read_secrets(self._ground.config).values()]
 
     # -- tasks --------------------------------------------------------------------------------------------------------
 
@@ -379,7 +310,3 @@ class Engine:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def log_path(ground: Ground, shard: str, epoch: int) -> Path:
-    return ground.config.state_dir / "logs" / f"{shard.replace('/', '-')}@{epoch}.log"
