@@ -121,13 +121,15 @@ os.execv(sys.executable, [sys.executable, ECHO, "--port", port, "--served-model-
 
 async def test_ten_starts_at_once_take_ten_ports(tmp_path: Path) -> None:
     node = Node(tmp_path, ports=40)
-    for number in range(10):
-        await node.supervisor.start(dataclasses.replace(order(), shard=f"uid{number}/0"))
-    async with asyncio.timeout(45):
-        while not all(report.state is ShardState.READY for report in node.supervisor.reports()):
-            await asyncio.sleep(0.05)
-    assert len({report.endpoint for report in node.supervisor.reports()}) == 10
-    await node.supervisor.close(stop_engines=True)
+    try:
+        for number in range(10):
+            await node.supervisor.start(dataclasses.replace(order(), shard=f"uid{number}/0"))
+        async with asyncio.timeout(45):
+            while not all(report.state is ShardState.READY for report in node.supervisor.reports()):
+                await asyncio.sleep(0.05)
+        assert len({report.endpoint for report in node.supervisor.reports()}) == 10
+    finally:
+        await node.supervisor.close(stop_engines=True)
 
 
 # --- silence ---------------------------------------------------------------------------------------------------------
