@@ -49,7 +49,7 @@ def on_disk(folder: Path) -> int:
 @pytest.mark.parametrize(
     "seconds",
     [
-        pytest.param(3, id="3 s"),
+        pytest.param(2, id="2 s"),
         pytest.param(30, id="30 s", marks=[pytest.mark.heavy, pytest.mark.timeout(120)]),
     ],
 )

@@ -132,7 +132,7 @@ def play(world: World, steps: list[Any]) -> None:
 
 
 @given(STEPS)
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 def test_there_are_never_two_processes_of_one_shard(steps: list[Any]) -> None:
     world = World()
     play(world, steps)  # World asserts at each spawn
@@ -140,7 +140,7 @@ def test_there_are_never_two_processes_of_one_shard(steps: list[Any]) -> None:
 
 
 @given(STEPS)
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 def test_a_stop_ends_in_stopped_or_stop_stuck(steps: list[Any]) -> None:
     world = World()
     play(world, steps)
@@ -159,7 +159,7 @@ def test_a_stop_ends_in_stopped_or_stop_stuck(steps: list[Any]) -> None:
 
 
 @given(STEPS, st.lists(HAPPENINGS, max_size=10))
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 def test_what_an_older_attempt_still_says_changes_nothing(steps: list[Any], late: list[events.Event]) -> None:
     world = World()
     world.feed(events.Ordered(epoch=10, limits=LIMITS))
@@ -170,7 +170,7 @@ def test_what_an_older_attempt_still_says_changes_nothing(steps: list[Any], late
 
 
 @given(STEPS)
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 def test_reports_follow_the_moves_that_the_server_knows(steps: list[Any]) -> None:
     from fleet.domain.states import SHARD_TRANSITIONS
 
