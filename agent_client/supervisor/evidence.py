@@ -30,7 +30,9 @@ def read_output(path: Path, *, most_bytes: int, until: int | None = None) -> lis
     if len(data) < most_bytes:
         data = _last_bytes(rotated(path), most_bytes - len(data)) + data
     text = data.decode("utf-8", errors="replace").replace("\x00", "")
-    return [line[:LINE_LONGEST] for line in text.splitlines()]
+    # Not splitlines(): binary output holds all that it takes for the end of a line.
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n") if text else []
+    return [line[:LINE_LONGEST] for line in lines]
 
 
 def read_head(path: Path) -> list[str]:
