@@ -9,11 +9,14 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from agent_client import __version__, preflight, probes
 from agent_client.config import AgentConfig
 from agent_client.engines import PlanError, Readiness, plan
 from agent_client.hardware import Discovery, DiscoveryOptions, Inventory
+from agent_client.hardware.leftovers import oom_killed, still_held
 from agent_client.identity import INSTANCE_ID, Identity, boot_id, load_identity, machine_id, save_identity
 from agent_client.ledger import Ledger
 from agent_client.link import Link
@@ -42,12 +45,13 @@ from agent_client.protocol.messages import (
     Tail,
 )
 from agent_client.protocol.states import FailureCode
-from agent_client.supervisor import NodeTools, OrderRefused, Supervisor
+from agent_client.supervisor import Figures, NodeTools, OrderRefused, Supervisor
 from agent_client.supervisor.launching import launch_spec
 
 log = logging.getLogger(__name__)
 
 REPORT_STEP_SECONDS = 5.0
+LOAD_SECONDS = 60.0
 
 
 class Agent:
@@ -74,7 +78,10 @@ class Agent:
                 command=lambda profile: preflight.command_for(config, profile.engine) or (),
                 free_port=lambda taken: preflight.free_port(config.policy.ports, taken, config.mgmt_addr),
                 probe=_probe,
-                running=_running,
+                load=_load,
+                holders=self._holders,
+                surroundings=self._surroundings,
+                oom_killed=oom_killed,
                 sick_card=self._sick_card,
             ),
             on_report=self._shard_changed,
@@ -298,10 +305,27 @@ class Agent:
         command = preflight.command_for(self._config, profile.engine) or ()
         plan(launch_spec(self._config, meeting, profile, port=self._config.policy.ports.start, command=command))
 
+    def _holders(self, gpus: tuple[str, ...]) -> str:
+        return still_held(self._see().to_json(), gpus)
+
+    def _surroundings(self, spec: ShardSpec, profile: Profile) -> Mapping[str, Any]:
+        """From the last look: a failure must not wait for a sick driver."""
+        data = self._inventory.to_json() if self._inventory else {}
+        known = ("index", "uuid", "class", "memory_total_mib", "memory_used_mib", "processes", "problems")
+        return {
+            "agent": __version__,
+            "engine": preflight.available_engines(self._config).get(profile.engine.value, ""),
+            "driver": data.get("driver"),
+            "cuda": data.get("cuda"),
+            "gpus": [{key: g.get(key) for key in known} for g in data.get("gpus") or [] if g.get("uuid") in spec.gpus],
+        }
+
 
 async def _probe(endpoint: str, readiness: Readiness, name: str, key: str | None) -> bool:
     return await asyncio.to_thread(probes.ready, endpoint, readiness, name=name, key=key)
 
 
-async def _running(endpoint: str, key: str | None) -> int | None:
-    return (await asyncio.to_thread(probes.load, endpoint, key=key)).running
+async def _load(endpoint: str, key: str | None) -> Figures:
+    """With a long limit: the page of a busy engine may take its time, and what it then tells is that it works."""
+    load = await asyncio.to_thread(probes.load, endpoint, key=key, timeout=LOAD_SECONDS)
+    return Figures(running=load.running, waiting=load.waiting, moving=load.moving)

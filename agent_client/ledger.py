@@ -8,7 +8,8 @@ import contextlib
 import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass, field
+import threading
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,12 @@ class Entry:
     ready: bool = False
     endpoint: str = ""
     log_path: str = ""
+    readiness: dict[str, Any] = field(default_factory=dict)
+    argv: list[str] = field(default_factory=list)  # as it may be shown, without secrets
+    env: dict[str, str] = field(default_factory=dict)  # the same
+
+
+_FIELDS = frozenset(item.name for item in fields(Entry))
 
 
 class Ledger:
@@ -38,36 +45,40 @@ class Ledger:
         self.entries: dict[str, Entry] = {}
         self.epochs: dict[str, int] = {}  # the highest order seen for each shard
         self.lost = False
+        self._lock = threading.Lock()  # it is written from several threads, for a disk may be slow
         self._load()
 
     def highest_epoch(self, shard: str) -> int:
         return self.epochs.get(shard, 0)
 
     def record(self, entry: Entry) -> None:
-        before = self.entries.get(entry.shard), self.epochs.get(entry.shard)
-        self.entries[entry.shard] = entry
-        self.epochs[entry.shard] = max(entry.epoch, self.highest_epoch(entry.shard))
-        try:
-            self._save()
-        except OSError:
-            self._restore(entry.shard, *before)
-            raise
+        with self._lock:
+            before = self.entries.get(entry.shard), self.epochs.get(entry.shard)
+            self.entries[entry.shard] = entry
+            self.epochs[entry.shard] = max(entry.epoch, self.highest_epoch(entry.shard))
+            try:
+                self._save()
+            except OSError:
+                self._restore(entry.shard, *before)
+                raise
 
     def forget(self, shard: str, epoch: int) -> None:
         """The engine is gone; the highest epoch stays known. A disk that is full now is written at the next change."""
-        entry = self.entries.get(shard)
-        if entry is not None and entry.epoch == epoch:
-            del self.entries[shard]
-            with contextlib.suppress(OSError):
-                self._save()
+        with self._lock:
+            entry = self.entries.get(shard)
+            if entry is not None and entry.epoch == epoch:
+                del self.entries[shard]
+                with contextlib.suppress(OSError):
+                    self._save()
 
     def forget_epochs(self, wanted: set[str]) -> None:
         """Shards that the server no longer wants need no epoch once their engine is gone."""
-        kept = {shard: epoch for shard, epoch in self.epochs.items() if shard in wanted or shard in self.entries}
-        if kept != self.epochs:
-            self.epochs = kept
-            with contextlib.suppress(OSError):
-                self._save()
+        with self._lock:
+            kept = {shard: epoch for shard, epoch in self.epochs.items() if shard in wanted or shard in self.entries}
+            if kept != self.epochs:
+                self.epochs = kept
+                with contextlib.suppress(OSError):
+                    self._save()
 
     def _restore(self, shard: str, entry: Entry | None, epoch: int | None) -> None:
         if entry is None:
@@ -92,7 +103,7 @@ class Ledger:
             if hashlib.sha256(body).hexdigest().encode() != digest:
                 raise ValueError("checksum")
             data = json.loads(body)
-            self.entries = {item["shard"]: Entry(**item) for item in data["entries"]}
+            self.entries = {item["shard"]: _read(item) for item in data["entries"]}
             self.epochs = {str(shard): int(epoch) for shard, epoch in data["epochs"].items()}
         except (ValueError, KeyError, TypeError):
             self.entries, self.epochs, self.lost = {}, {}, True
@@ -108,3 +119,8 @@ class Ledger:
             os.fsync(file.fileno())
         temporary.replace(self.path)
         self.lost = False
+
+
+def _read(item: dict[str, Any]) -> Entry:
+    """A newer agent may have written more than is known here."""
+    return Entry(**{name: value for name, value in item.items() if name in _FIELDS})

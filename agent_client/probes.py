@@ -11,12 +11,20 @@ from agent_client.engines import Readiness
 #: Requests in the engine, by the names that vLLM, llama.cpp and SGLang give them.
 _RUNNING = ("vllm:num_requests_running", "llamacpp:requests_processing", "sglang:num_running_reqs")
 _WAITING = ("vllm:num_requests_waiting", "llamacpp:requests_deferred", "sglang:num_queue_reqs")
+#: What moves while an engine works. KV use too: a long prefill counts its tokens only at its end.
+_MOVING = (
+    *("vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:request_success_total"),
+    *("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+    *("sglang:prompt_tokens_total", "sglang:generation_tokens_total", "sglang:token_usage"),
+    *("llamacpp:prompt_tokens_total", "llamacpp:tokens_predicted_total"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     running: int | None
     waiting: int | None
+    moving: tuple[float, ...] | None = None  # equal in two looks: nothing was done in between
 
 
 def ready(endpoint: str, readiness: Readiness, *, name: str, key: str | None, timeout: float = 10.0) -> bool:
@@ -40,7 +48,13 @@ def load(endpoint: str, *, key: str | None, timeout: float = 2.0) -> Load:
     except (OSError, http.client.HTTPException, ValueError):
         return Load(running=None, waiting=None)
     text = body.decode(errors="replace") if status == 200 else ""
-    return Load(running=_figure(text, _RUNNING), waiting=_figure(text, _WAITING))
+    moving = tuple(value for name in _MOVING if (value := _figure(text, (name,))) is not None)
+    running, waiting = _figure(text, _RUNNING), _figure(text, _WAITING)
+    return Load(
+        running=None if running is None else int(running),
+        waiting=None if waiting is None else int(waiting),
+        moving=moving or None,
+    )
 
 
 def _answers(endpoint: str, name: str, key: str | None, timeout: float) -> bool:
@@ -60,11 +74,11 @@ def _listed(body: bytes) -> set[str]:
     return names
 
 
-def _figure(text: str, names: tuple[str, ...]) -> int | None:
+def _figure(text: str, names: tuple[str, ...]) -> float | None:
     total = None
     for name in names:
-        for match in re.finditer(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? ([0-9.e+]+)", text, re.MULTILINE):
-            total = (total or 0) + int(float(match.group(1)))
+        for match in re.finditer(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? ([0-9.eE+-]+)", text, re.MULTILINE):
+            total = (total or 0.0) + float(match.group(1))
     return total
 
 

@@ -48,6 +48,7 @@ class Readiness:
     health_path: str = "/health"
     models_path: str | None = "/v1/models"
     chat: bool = True
+    one_at_a_time: bool = False  # a second request ends the first: once it serves it is not asked for a token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,4 +87,5 @@ def _plan_python(spec: LaunchSpec, command: tuple[str, ...]) -> Launch:
     if spec.engine_key:
         owned["API_KEY"] = spec.engine_key
     env = environment(spec, owned, secrets=["API_KEY"])
-    return Launch(argv=(*argv, *profile.extra_args), env=env, readiness=Readiness(health_path="/v1/models"))
+    readiness = Readiness(health_path="/v1/models", one_at_a_time=True)
+    return Launch(argv=(*argv, *profile.extra_args), env=env, readiness=readiness)

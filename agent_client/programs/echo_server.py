@@ -266,8 +266,11 @@ async def run(args: argparse.Namespace, key: str | None) -> int:
     if ended.done():
         return ended.result()
     server = await asyncio.start_server(EchoServer(args, key).serve, args.host, args.port, limit=2**20)
-    sys.stderr.write(f"echo engine listening on http://{args.host}:{args.port}; it has no model and says words back\n")
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # a full disk is no reason to end
+        sys.stderr.write(
+            f"echo engine listening on http://{args.host}:{args.port}; it has no model, it says words back\n"
+        )
+        sys.stderr.flush()
     async with server:
         code = await ended
     if flood:

@@ -39,6 +39,7 @@ class ShardReport:
     running: int | None = None  # requests in the engine
     waiting: int | None = None
     stalled_seconds: float | None = None  # for so long requests have been in the engine without a token
+    record: Mapping[str, Any] | None = None  # of a failed attempt: command, environment, versions, cards, first lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

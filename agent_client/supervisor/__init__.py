@@ -1,7 +1,8 @@
-"""Carries orders out: starts, adopts, drains and ends engines, and reports every change.
+"""Takes orders for a node: starts, adopts, drains and ends engines, and reports every change.
 
 Orders are fenced by epoch: the highest seen of each shard is on disk, lower ones are refused. An engine is remembered
-before it is spawned, so a crash at any point leaves something to adopt or to end, never two.
+before it is spawned, so a crash at any point leaves something to adopt or to end, never two. What an engine goes
+through stands in `machine`; `engine` carries it out.
 """
 
 import asyncio
@@ -9,45 +10,31 @@ import contextlib
 import dataclasses
 import hashlib
 import logging
-import os
 import signal
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from pathlib import Path
-from typing import Any
+import time
+from collections.abc import Callable
 
 from agent_client.config import AgentConfig
-from agent_client.engines import Launch, PlanError, Readiness, plan
 from agent_client.ledger import Entry, Ledger
-from agent_client.profile import Profile, ProfileError, parse_profile
+from agent_client.machine import Limits, events
+from agent_client.profile import ProfileError, parse_profile
 from agent_client.protocol.codec import MessageError, plain_part, read_part
 from agent_client.protocol.messages import Desired, DesiredShard, ShardReport, ShardSpec
 from agent_client.protocol.states import FailureCode, ShardState
 from agent_client.supervisor import processes
-from agent_client.supervisor.engine import (
-    Engine,
-    Tools,
-    end,
-    spawn,
-    until_exit,
-    until_ready,
-    watch_exit,
-)
-from agent_client.supervisor.evidence import (
-    OUTPUT_BYTES,
-    TAIL_BYTES,
-    TAIL_LINES,
-    Failure,
-    failure_of_exit,
-    failure_of_start,
-    of_card,
-    read_output,
-    redacted,
-)
-from agent_client.supervisor.launching import base_environment, launch_spec, read_secrets
+from agent_client.supervisor.attempt import Held
+from agent_client.supervisor.choosing import log_path
+from agent_client.supervisor.engine import Engine
+from agent_client.supervisor.evidence import TAIL_BYTES
+from agent_client.supervisor.explaining import output_of
+from agent_client.supervisor.found import Found, find
+from agent_client.supervisor.ground import Figures, Ground, NodeTools
+
+__all__ = ["Figures", "NodeTools", "OrderRefused", "Supervisor"]
 
 log = logging.getLogger(__name__)
 
-STRAY_GRACE_SECONDS = 0.5
+STRAY_GRACE_SECONDS = 1.0
 
 
 class OrderRefused(Exception):
@@ -59,18 +46,6 @@ class OrderRefused(Exception):
         self.detail = detail
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class NodeTools:
-    """What the supervisor needs of its siblings; app wires it."""
-
-    preflight: Callable[[Profile, ShardSpec], tuple[str, str, str] | None]  # code, sentence, hint
-    command: Callable[[Profile], tuple[str, ...]]
-    free_port: Callable[[set[int]], int | None]
-    probe: Callable[[str, Readiness, str, str | None], Awaitable[bool]]
-    running: Callable[[str, str | None], Awaitable[int | None]]
-    sick_card: Callable[[ShardSpec], tuple[str, str] | None] = lambda spec: None  # what is wrong with it, hint
-
-
 class Supervisor:
     def __init__(
         self,
@@ -80,75 +55,64 @@ class Supervisor:
         boot_id: str,
         tools: NodeTools,
         on_report: Callable[[ShardReport], None],
+        limits: Limits | None = None,
     ) -> None:
-        self._config = config
-        self._ledger = ledger
-        self._boot_id = boot_id
-        self._node = tools
-        self._on_report = on_report
-        self._mark = hashlib.sha256(str(config.state_dir).encode()).hexdigest()[:24]
-        self._engines: dict[str, Engine] = {}
-        self._background: set[asyncio.Task[None]] = set()
-        self._tools = Tools(
-            probe=tools.probe,
-            running=tools.running,
-            mark=self._mark,
-            log_bytes=config.log_bytes,
-            on_change=self._changed,
+        mark = hashlib.sha256(str(config.state_dir).encode()).hexdigest()[:24]
+        self._ground = Ground(
+            config=config,
+            ledger=ledger,
+            boot_id=boot_id,
+            mark=mark,
+            tools=dataclasses.replace(tools, free_port=lambda taken: tools.free_port(taken | self._found_ports())),
+            limits=limits or Limits(),
+            on_report=on_report,
+            labels=self._accounted,
         )
+        self._engines: dict[str, Engine] = {}
+        self._found: dict[str, Found] = {}  # label → an engine of ours that the ledger does not know
         self.state_lost = ledger.lost
 
     # -- what is there ------------------------------------------------------------------------------------------------
 
     def reports(self) -> tuple[ShardReport, ...]:
-        return tuple(engine.report() for engine in self._engines.values())
+        known = tuple(report for engine in self._engines.values() for report in engine.reports())
+        return known + tuple(found.report(self._ground.config.mgmt_addr) for found in self._found.values())
 
     def owned_pids(self) -> set[int]:
-        return set(processes.marked(self._mark))
+        return set(processes.marked(self._ground.mark))
 
     def owned_gpus(self) -> set[str]:
         """UUIDs of the cards that our engines were given."""
-        return {uuid for engine in list(self._engines.values()) if engine.entry for uuid in engine.spec.gpus}
+        attempts = [(engine, attempt) for engine in list(self._engines.values()) for attempt in engine.attempts()]
+        held = [engine.held(attempt.epoch) for engine, attempt in attempts if not attempt.ended]
+        return {uuid for each in held if each is not None and each.entry for uuid in each.spec.gpus}
 
     def tail(self, shard: str, epoch: int, lines: int) -> tuple[str, ...]:
         engine = self._engines.get(shard)
-        if engine is None or engine.epoch != epoch or engine.entry is None:
+        held = engine.held(epoch) if engine else None
+        if engine is None or held is None or held.entry is None:
             return ()
-        return tuple(self._output(engine, TAIL_BYTES)[-lines:]) if lines > 0 else ()
+        return tuple(output_of(self._ground, held, TAIL_BYTES)[-lines:]) if lines > 0 else ()
 
     async def adopt(self) -> None:
         """Take back what an earlier agent process started. Call once, before the stream opens."""
-        found = await asyncio.to_thread(processes.marked, self._mark)
-        for entry in list(self._ledger.entries.values()):
+        ground = self._ground
+        marked = await asyncio.to_thread(processes.marked, ground.mark)
+        for entry in list(ground.ledger.entries.values()):
             try:
                 spec = read_part(ShardSpec, entry.spec)
                 profile = parse_profile(spec.profile)
             except (MessageError, ProfileError):
                 continue  # written by another version: apply() ends what it left
-            engine = Engine(shard=entry.shard, epoch=entry.epoch, spec=spec, profile=profile, entry=entry)
-            self._engines[entry.shard] = engine
-            if not entry.pid and entry.boot_id == self._boot_id:
-                self._find_unrecorded(entry, found)
-            if entry.boot_id == self._boot_id and processes.same_process(entry.pid, entry.start_time):
-                engine.state = ShardState.READY if entry.ready else ShardState.LOADING
-                watch_exit(engine)
-                engine.task = self._spawn_task(self._guarded(engine, self._live(engine)))
-                log.info("engine.adopted shard=%s epoch=%d pid=%d", entry.shard, entry.epoch, entry.pid)
-            else:
-                engine.task = self._spawn_task(self._guarded(engine, self._clean_up_dead(engine)))
-
-    def _find_unrecorded(self, entry: Entry, found: Mapping[int, str]) -> None:
-        """The agent died between the spawn and its record: the oldest process with the mark is the engine."""
-        pids = [pid for pid, label in found.items() if label == f"{entry.shard}@{entry.epoch}"]
-        leaders = [pid for pid in pids if os.getpgid(pid) == pid]
-        if leaders:
-            entry.pid = min(leaders)
-            entry.start_time = processes.start_time(entry.pid) or 0
-
-    async def _clean_up_dead(self, engine: Engine) -> None:
-        """The process is gone; children that outlived it are ended before anything else may start."""
-        await end(engine, self._tools, grace_seconds=0.0)
-        self._fail(engine, await asyncio.to_thread(self._failure, engine))
+            held = Held(shard=entry.shard, epoch=entry.epoch, spec=spec, profile=profile, entry=entry)
+            if not entry.pid and entry.boot_id == ground.boot_id:
+                _find_unrecorded(entry, find(marked))
+            alive = entry.boot_id == ground.boot_id and processes.same_process(entry.pid, entry.start_time)
+            engine = self._engines[entry.shard] = Engine(ground)
+            engine.take(held, adopted=alive, ready=entry.ready)
+            log.info("engine.adopted shard=%s epoch=%d pid=%d alive=%s", entry.shard, entry.epoch, entry.pid, alive)
+        known = self._labels()
+        self._found = {label: found for label, found in find(marked).items() if label not in known}
 
     # -- orders -------------------------------------------------------------------------------------------------------
 
@@ -157,14 +121,16 @@ class Supervisor:
         wanted = {item.shard: item for item in desired.shards}
         for shard, engine in list(self._engines.items()):
             item = wanted.get(shard)
-            if item is not None and item.epoch >= engine.epoch:
+            newest = engine.newest
+            if item is not None and newest is not None and item.epoch >= newest.epoch:
                 continue
             if engine.ended:
+                await engine.close()
                 del self._engines[shard]
             elif item is None:
-                self._begin_stop(engine, engine.profile.stop_grace_seconds, "not in the desired state")
+                self._stop(engine, None, "not in the desired state")
         self.state_lost = False
-        await self._end_strays()
+        await self._end_strays({f"{item.shard}@{item.epoch}" for item in desired.shards} & set(self._found))
         for item in desired.shards:
             try:
                 await self.start(item)
@@ -172,14 +138,17 @@ class Supervisor:
                 log.warning("order.refused shard=%s epoch=%d code=%s", item.shard, item.epoch, refused.code)
             if item.draining:
                 await self.drain(item.shard, item.epoch, deadline_seconds=item.drain_seconds or 0.0, reason="desired")
-        self._ledger.forget_epochs(set(wanted) | set(self._engines))
+            elif (current := self._engines.get(item.shard)) is not None:
+                current.feed(events.DrainCancelled(epoch=item.epoch))
+        self._ground.ledger.forget_epochs(set(wanted) | set(self._engines))
 
     async def start(self, order: DesiredShard) -> None:
         """Begin to run a shard; a repeated order changes nothing. Raises OrderRefused."""
-        current = self._engines.get(order.shard)
-        if current is not None and current.epoch == order.epoch:
+        engine = self._engines.get(order.shard)
+        newest = engine.newest if engine else None
+        if newest is not None and newest.epoch == order.epoch:
             return
-        highest = max(self._ledger.highest_epoch(order.shard), current.epoch if current else 0)
+        highest = max(self._ground.ledger.highest_epoch(order.shard), newest.epoch if newest else 0)
         if order.epoch < highest:
             text = f"cannot start {order.spec.replica} at epoch {order.epoch}: epoch {highest} was ordered since"
             raise OrderRefused(FailureCode.STALE_ORDER, text)
@@ -187,232 +156,101 @@ class Supervisor:
             profile = parse_profile(order.spec.profile)
         except ProfileError as error:
             raise OrderRefused(FailureCode.INVALID_PROFILE, str(error)) from None
-        engine = Engine(shard=order.shard, epoch=order.epoch, spec=order.spec, profile=profile)
-        self._engines[order.shard] = engine
-        engine.task = self._spawn_task(self._guarded(engine, self._run(engine, current)))
+        held = Held(shard=order.shard, epoch=order.epoch, spec=order.spec, profile=profile)
+        if engine is None:
+            engine = self._engines[order.shard] = Engine(self._ground)
+        found = self._found.pop(f"{order.shard}@{order.epoch}", None)
+        if found is None or engine.newest is not None:
+            return engine.take(held)
+        held.entry = self._recognised(held, found)
+        with contextlib.suppress(OSError):
+            self._ground.ledger.record(held.entry)
+        engine.take(held, adopted=True)
 
     async def stop(self, shard: str, epoch: int, *, grace_seconds: float | None, reason: str) -> None:
         """End an engine. Of a newer epoch than the order's it changes nothing; of one that is gone it says so."""
         engine = self._engines.get(shard)
-        if engine is None or engine.ended or engine.epoch < epoch:  # nothing of that epoch ever came, or it has ended
-            self._on_report(ShardReport(shard=shard, epoch=epoch, state=ShardState.STOPPED, detail=reason))
-        if engine is not None and not engine.ended and engine.epoch <= epoch:
-            grace = engine.profile.stop_grace_seconds if grace_seconds is None else grace_seconds
-            self._begin_stop(engine, grace, reason)
+        newest = engine.newest if engine else None
+        if newest is None or newest.ended or newest.epoch < epoch:  # nothing of that epoch ever came, or it has ended
+            self._ground.on_report(ShardReport(shard=shard, epoch=epoch, state=ShardState.STOPPED, detail=reason))
+        if engine is not None and newest is not None and not newest.ended and newest.epoch <= epoch:
+            self._stop(engine, grace_seconds, reason)
 
     async def drain(self, shard: str, epoch: int, *, deadline_seconds: float, reason: str) -> None:
         """Let the requests in the engine finish, until the deadline; then end it."""
         engine = self._engines.get(shard)
-        if engine is None or engine.epoch != epoch or engine.ended or engine.stopping or engine.drain_task:
-            return
-        engine.drain_task = self._spawn_task(self._drain(engine, deadline_seconds, reason))
+        if engine is not None:
+            engine.feed(events.DrainAsked(epoch=epoch, seconds=deadline_seconds, reason=reason))
 
     async def close(self, *, stop_engines: bool) -> None:
-        """The agent ends. Engines live on unless told otherwise."""
+        """The agent ends. Engines live on unless told otherwise; one that does not die is left, and was told of."""
+        engines = list(self._engines.values())
         if stop_engines:
-            for engine in list(self._engines.values()):
-                if not engine.ended:
-                    self._begin_stop(engine, engine.profile.stop_grace_seconds, "the agent stops its engines")
-            await asyncio.gather(*list(self._background), return_exceptions=True)
-        for task in list(self._background):
-            task.cancel()
-        await asyncio.gather(*list(self._background), return_exceptions=True)
-
-    # -- one engine's life --------------------------------------------------------------------------------------------
-
-    async def _guarded(self, engine: Engine, life: Coroutine[Any, Any, None]) -> None:
-        """A mistake of the agent's ends one engine with its reason: nothing may seem to be under way for ever."""
-        try:
-            await life
-        except Exception as error:
-            log.exception("engine.agent_error shard=%s epoch=%d", engine.shard, engine.epoch)
-            await end(engine, self._tools, grace_seconds=0.0)
-            if not engine.ended:
-                text = f"cannot go on with {engine.spec.replica}: {type(error).__name__}: {error}"
-                hint = "a mistake of the agent: its log says more"
-                self._finish(engine, ShardState.FAILED, FailureCode.AGENT_ERROR.value, text, hint)
-
-    async def _run(self, engine: Engine, older: Engine | None) -> None:
-        if older is not None and not older.ended:
-            await self._stop_now(older, older.profile.stop_grace_seconds, "replaced by a newer order")
-        await self._until_no_strays(engine)
-        if engine.stopping:
-            return self._finish(engine, ShardState.STOPPED, "", "stopped before it started")
-        engine.move(ShardState.VALIDATING, self._tools)
-        refused = await asyncio.to_thread(self._node.preflight, engine.profile, engine.spec)
-        if refused:
-            return self._finish(engine, ShardState.FAILED, *refused)
-        taken = {entry.port for entry in self._ledger.entries.values()}
-        port = await asyncio.to_thread(self._node.free_port, taken)
-        if port is None:
-            text = f"cannot start {engine.spec.replica}: no port of {self._config.policy.ports} is free"
-            return self._finish(engine, ShardState.FAILED, FailureCode.NO_PORT.value, text)
-        try:
-            command = self._node.command(engine.profile)
-            launch = plan(launch_spec(self._config, engine.spec, engine.profile, port=port, command=command))
-        except PlanError as error:
-            first = error.problems[0]
-            return self._finish(engine, ShardState.FAILED, first.code, str(error), first.hint)
-        await self._launch(engine, launch, port)
-
-    async def _launch(self, engine: Engine, launch: Launch, port: int) -> None:
-        if engine.stopping:
-            return None if engine.ended else self._finish(engine, ShardState.STOPPED, "", "stopped before it started")
-        engine.readiness = launch.readiness
-        address = f"[{self._config.mgmt_addr}]" if ":" in self._config.mgmt_addr else self._config.mgmt_addr
-        name = engine.shard.replace("/", "-")
-        entry = Entry(
-            shard=engine.shard,
-            epoch=engine.epoch,
-            boot_id=self._boot_id,
-            port=port,
-            spec=plain_part(engine.spec),
-            endpoint=f"http://{address}:{port}",
-            log_path=str(self._config.state_dir / "logs" / f"{name}@{engine.epoch}.log"),
-        )
-        try:
-            self._ledger.record(entry)  # before the spawn: a crash in between must not start it twice
-        except OSError as error:
-            text = f"cannot start {engine.spec.replica}: {self._ledger.path} can't be written ({error.strerror})"
-            return self._finish(engine, ShardState.FAILED, FailureCode.STATE_UNWRITABLE.value, text)
-        engine.entry = entry
-        engine.move(ShardState.LAUNCHING, self._tools)
-        try:
-            spawn(engine, launch, entry, mark=self._mark, base_env=base_environment())
-        except OSError as error:
-            self._ledger.forget(engine.shard, engine.epoch)
-            text = f"cannot start {engine.spec.replica}: {launch.argv[0]}: {error.strerror}"
-            return self._finish(engine, ShardState.FAILED, FailureCode.SPAWN_FAILED.value, text)
-        with contextlib.suppress(OSError):
-            self._ledger.record(entry)
-        log.info("engine.spawned shard=%s epoch=%d pid=%d port=%d", engine.shard, engine.epoch, entry.pid, port)
-        watch_exit(engine)
-        if not engine.stopping:
-            engine.move(ShardState.LOADING, self._tools)
-        await self._live(engine)
-
-    async def _live(self, engine: Engine) -> None:
-        """From loading (or adoption) to the end of the process."""
-        assert engine.entry
-        if engine.state is not ShardState.READY:
-            deadline = engine.profile.start_timeout_seconds
-            try:
-                ready = await until_ready(engine, self._tools, deadline_seconds=deadline)
-            except TimeoutError:
-                return await self._give_up(engine, deadline)
-            if ready and not engine.stopping:
-                engine.entry.ready = True
-                with contextlib.suppress(OSError):
-                    self._ledger.record(engine.entry)
-                engine.move(ShardState.READY, self._tools)
-        await until_exit(engine, self._tools)
-        if engine.stopping:
-            return  # _stop_now finishes it
-        failure = await asyncio.to_thread(self._failure, engine)
-        await end(engine, self._tools, grace_seconds=0.0)  # children that outlived it
-        self._fail(engine, failure)
-
-    async def _give_up(self, engine: Engine, deadline: float) -> None:
-        failure = await asyncio.to_thread(self._failure, engine, deadline)
-        await end(engine, self._tools, grace_seconds=engine.profile.stop_grace_seconds)
-        self._fail(engine, failure)
-
-    def _begin_stop(self, engine: Engine, grace: float, reason: str) -> None:
-        if not engine.stopping:
-            engine.stopping = True
-            self._spawn_task(self._stop_now(engine, grace, reason))
-
-    async def _stop_now(self, engine: Engine, grace: float, reason: str) -> None:
-        log.info("engine.stopping shard=%s epoch=%d reason=%s", engine.shard, engine.epoch, reason)
-        await end(engine, self._tools, grace_seconds=grace)
-        if not engine.ended:
-            self._finish(engine, ShardState.STOPPED, "", reason)
-
-    async def _drain(self, engine: Engine, deadline_seconds: float, reason: str) -> None:
-        assert engine.entry or engine.task
-        engine.move(ShardState.DRAINING, self._tools, detail=reason)
-        idle = 0
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(deadline_seconds):
-                while not engine.exited.is_set() and idle < 3:
-                    await asyncio.sleep(1.0)
-                    endpoint = engine.entry.endpoint if engine.entry else ""
-                    running = await self._tools.running(endpoint, engine.spec.engine_key)
-                    idle = idle + 1 if running == 0 else 0
-        engine.stopping = True
-        await self._stop_now(engine, engine.profile.stop_grace_seconds, reason or "drained")
-
-    def _finish(self, engine: Engine, state: ShardState, code: str, detail: str, hint: str = "") -> None:
-        self._ledger.forget(engine.shard, engine.epoch)
-        engine.move(state, self._tools, code=code, detail=detail, hint=hint)
-
-    def _fail(self, engine: Engine, failure: Failure) -> None:
-        self._finish(engine, ShardState.FAILED, failure.code, failure.detail, failure.hint)
-
-    def _output(self, engine: Engine, most_bytes: int = OUTPUT_BYTES) -> list[str]:
-        if engine.entry is None or not engine.entry.log_path:
-            return []
-        secrets = [engine.spec.engine_key or "", *read_secrets(self._config).values()]
-        return redacted(read_output(Path(engine.entry.log_path), most_bytes=most_bytes), secrets)
-
-    def _failure(self, engine: Engine, deadline_seconds: float | None = None) -> Failure:
-        """Why it failed, out of its output, whose tail it keeps, and of its cards. Reads files and asks the driver."""
-        lines, replica = self._output(engine), engine.spec.replica
-        engine.tail = tuple(lines[-TAIL_LINES:])
-        if deadline_seconds is not None:
-            failure = failure_of_start(replica, lines, deadline_seconds)
-        else:
-            code, signal_ = engine.exit_code, engine.exit_signal
-            seen = code is not None or signal_ is not None
-            failure = failure_of_exit(replica, lines, exit_code=code, exit_signal=signal_, seen=seen)
-        sick = self._node.sick_card(engine.spec)
-        return of_card(replica, failure, *sick) if sick else failure
+            for engine in engines:
+                self._stop(engine, None, "the agent stops its engines")
+            await asyncio.gather(*(_settled(engine) for engine in engines))
+        await asyncio.gather(*(engine.close() for engine in engines))
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    async def _end_strays(self) -> None:
-        """Ask what no engine here accounts for to end: processes left by a lost ledger or an older epoch."""
-        if strays := await self._strays():
-            log.warning("engine.strays pids=%s", strays)
-            processes.signal_all(strays, signal.SIGTERM)
-            await asyncio.sleep(STRAY_GRACE_SECONDS)
+    def _stop(self, engine: Engine, grace_seconds: float | None, reason: str) -> None:
+        for attempt in reversed(engine.attempts()):  # the one that waits must not begin when the other has ended
+            grace = attempt.limits.grace if grace_seconds is None else grace_seconds
+            engine.feed(events.StopAsked(epoch=attempt.epoch, grace=grace, reason=reason))
 
-    async def _until_no_strays(self, engine: Engine) -> None:
-        """Their cards are not free while they live, whatever the books say: nothing is started before."""
-        while (strays := await self._strays()) and not engine.stopping:
-            processes.signal_all(strays, signal.SIGKILL)
-            names = ", ".join(map(str, strays))
-            text = f"{engine.spec.replica} waits until processes {names} of an earlier engine have ended"
-            if engine.state is not ShardState.VALIDATING or engine.detail != text:
-                engine.move(ShardState.VALIDATING, self._tools, detail=text)
-            await asyncio.sleep(STRAY_GRACE_SECONDS)
+    def _labels(self) -> set[str]:
+        return {f"{shard}@{a.epoch}" for shard, engine in self._engines.items() for a in engine.attempts()}
 
-    async def _strays(self) -> list[int]:
-        found = await asyncio.to_thread(processes.marked, self._mark)
-        known = {f"{engine.shard}@{engine.epoch}" for engine in self._engines.values()}
-        known |= {f"{entry.shard}@{entry.epoch}" for entry in self._ledger.entries.values()}
-        return sorted(pid for pid, label in found.items() if label not in known)
+    def _accounted(self) -> set[str]:
+        """What a start may find alive beside it."""
+        recorded = {f"{entry.shard}@{entry.epoch}" for entry in self._ground.ledger.entries.values()}
+        return self._labels() | set(self._found) | recorded
 
-    def _changed(self, engine: Engine) -> None:
-        log.info(
-            "shard.state node=%s shard=%s epoch=%d state=%s code=%s detail=%s",
-            self._config.node_id,
-            engine.shard,
-            engine.epoch,
-            engine.state,
-            engine.code,
-            engine.detail,
+    def _found_ports(self) -> set[int]:
+        """An engine that still loads has not bound its port."""
+        return {found.port for found in list(self._found.values())}
+
+    def _recognised(self, held: Held, found: Found) -> Entry:
+        """The ledger is gone, but the process tells whose it is, and the order tells the rest."""
+        return Entry(
+            shard=held.shard,
+            epoch=held.epoch,
+            boot_id=self._ground.boot_id,
+            port=found.port,
+            pid=found.pid,
+            start_time=found.start_time,
+            endpoint=found.endpoint(self._ground.config.mgmt_addr),
+            log_path=str(log_path(self._ground, held.shard, held.epoch)),
+            spec=plain_part(held.spec),
         )
-        if self._engines.get(engine.shard) is engine or engine.ended:
-            self._on_report(engine.report())
 
-    def _spawn_task(self, work: Any) -> "asyncio.Task[None]":
-        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._task_done)
-        return task
+    async def _end_strays(self, kept: set[str]) -> None:
+        """Marked processes that nothing accounts for: of an older epoch, or not wanted any more."""
+        self._found = {label: found for label, found in self._found.items() if label in kept}
+        known = self._labels() | kept
+        marked = await asyncio.to_thread(processes.marked, self._ground.mark)
+        strays = {pid for pid, label in marked.items() if label not in known}
+        if not strays:
+            return
+        log.warning("engine.strays pids=%s", sorted(strays))
+        leftovers = await asyncio.to_thread(processes.shared_memory, strays)
+        number, kill_at = signal.SIGTERM, time.monotonic() + STRAY_GRACE_SECONDS
+        while strays and time.monotonic() < kill_at + STRAY_GRACE_SECONDS:  # nothing starts beside them
+            processes.signal_all(strays, number)
+            await asyncio.sleep(0.1)
+            strays &= set(await asyncio.to_thread(processes.marked, self._ground.mark))
+            number = signal.SIGKILL if time.monotonic() >= kill_at else signal.SIGTERM
+        await asyncio.to_thread(processes.remove_shared_memory, leftovers)
 
-    def _task_done(self, task: "asyncio.Task[None]") -> None:
-        self._background.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("supervisor.task_failed error=%r", error, exc_info=error)
+
+def _find_unrecorded(entry: Entry, found: dict[str, Found]) -> None:
+    """The agent died between the spawn and its record."""
+    process = found.get(f"{entry.shard}@{entry.epoch}")
+    if process is not None:
+        entry.pid, entry.start_time = process.pid, process.start_time
+
+
+async def _settled(engine: Engine) -> None:
+    while not engine.ended and (engine.attempt is None or engine.attempt.state is not ShardState.STOP_STUCK):
+        engine.changed.clear()
+        await engine.changed.wait()

@@ -1,201 +1,333 @@
-"""One engine: from its order to its end. What happens is reported; nothing here decides what should run."""
+"""One shard's engines: carries out what the table says, and tells the table what came of it. Decides nothing."""
 
 import asyncio
 import contextlib
-import hashlib
+import logging
 import os
 import signal
-import subprocess
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+import time
+from collections.abc import Coroutine
+from dataclasses import replace
 from pathlib import Path
 
-from agent_client.engines import Launch, Readiness
-from agent_client.ledger import Entry
-from agent_client.profile import Profile
-from agent_client.protocol.messages import ShardReport, ShardSpec
-from agent_client.protocol.states import ENDED_SHARD_STATES, ShardState
-from agent_client.supervisor import processes
-from agent_client.supervisor.evidence import rotated
+from agent_client.engines.phases import farthest
+from agent_client.machine import Attempt, Failure, Shard, Why, effects, events, step, wake_at
+from agent_client.protocol.messages import ShardReport
+from agent_client.protocol.states import FailureCode, ShardState
+from agent_client.supervisor import output, processes
+from agent_client.supervisor.attempt import Held, limits, spawn
+from agent_client.supervisor.choosing import choose
+from agent_client.supervisor.explaining import explain
+from agent_client.supervisor.ground import Ground
+from agent_client.supervisor.launching import base_environment
 
-STOP_STUCK_RECHECK_SECONDS = 5.0
-LOG_CHECK_SECONDS = 5.0
+log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tools:
-    """What the engine needs of the rest of the agent."""
-
-    probe: Callable[[str, Readiness, str, str | None], Awaitable[bool]]
-    running: Callable[[str, str | None], Awaitable[int | None]]  # requests in the engine
-    mark: str
-    log_bytes: int
-    on_change: Callable[["Engine"], None]
+PORT_IN_USE = "port-in-use"  # the code of engines.causes
+STRAY_SECONDS = 0.5  # between two looks at processes that must end before anything starts
+FOLLOW_SECONDS = 0.5  # between two looks at the output
+FLOOD_SECONDS = 0.05  # the same while it has to be cut
+SEE_SECONDS = 60.0  # between two looks at what a ready engine has in shared memory
+LIVE = (ShardState.LOADING, ShardState.READY, ShardState.DRAINING)
 
 
-@dataclass(slots=True, kw_only=True)
 class Engine:
-    shard: str
-    epoch: int
-    spec: ShardSpec
-    profile: Profile
-    state: ShardState = ShardState.ASSIGNED
-    code: str = ""
-    detail: str = ""
-    hint: str = ""
-    entry: Entry | None = None
-    readiness: Readiness = field(default_factory=Readiness)
-    exit_code: int | None = None
-    exit_signal: int | None = None
-    tail: tuple[str, ...] = ()
-    stopping: bool = False
-    child: "subprocess.Popen[bytes] | None" = None
-    exited: asyncio.Event = field(default_factory=asyncio.Event)
-    task: "asyncio.Task[None] | None" = None
-    drain_task: "asyncio.Task[None] | None" = None
+    """Of one shard: the attempt that is there and, while it ends, the one that follows."""
+
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
+        self._machine = Shard()
+        self._held: dict[int, Held] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self._timer: asyncio.TimerHandle | None = None
+        self.changed = asyncio.Event()  # set at every report
+
+    # -- what is there ------------------------------------------------------------------------------------------------
+
+    @property
+    def attempt(self) -> Attempt | None:
+        return self._machine.attempt
+
+    @property
+    def newest(self) -> Attempt | None:
+        return self._machine.following or self._machine.attempt
 
     @property
     def ended(self) -> bool:
-        return self.state in ENDED_SHARD_STATES
+        newest = self.newest
+        return newest is None or newest.ended
 
-    def pids(self, mark: str) -> list[int]:
-        return processes.of_shard(mark, self.shard, self.epoch)
+    def attempts(self) -> tuple[Attempt, ...]:
+        return tuple(a for a in (self._machine.attempt, self._machine.following) if a is not None)
 
-    def report(self) -> ShardReport:
-        reachable = self.entry is not None and self.spec.rank == 0 and not self.ended
-        return ShardReport(
-            shard=self.shard,
-            epoch=self.epoch,
-            state=self.state,
-            code=self.code,
-            detail=self.detail,
-            hint=self.hint,
-            endpoint=self.entry.endpoint if self.entry and reachable else None,
-            pids=(self.entry.pid,) if self.entry and self.entry.pid and not self.ended else (),
-            exit_code=self.exit_code,
-            exit_signal=self.exit_signal,
-            tail=self.tail,
-        )
+    def held(self, epoch: int) -> Held | None:
+        return self._held.get(epoch)
 
-    def move(self, state: ShardState, tools: Tools, *, code: str = "", detail: str = "", hint: str = "") -> None:
-        self.state, self.code, self.detail, self.hint = state, code, detail, hint
-        tools.on_change(self)
+    def reports(self) -> tuple[ShardReport, ...]:
+        return tuple(self._held[attempt.epoch].report(attempt) for attempt in self.attempts())
 
+    # -- the table ----------------------------------------------------------------------------------------------------
 
-def spawn(engine: Engine, launch: Launch, entry: Entry, *, mark: str, base_env: Mapping[str, str]) -> None:
-    """Start the process in a session of its own, its output to a file: it outlives the agent. Raises OSError."""
-    env = dict(base_env) | {variable.name: variable.value for variable in launch.env}
-    env |= {processes.SHARD_VARIABLE: f"{engine.shard}@{engine.epoch}", processes.STATE_VARIABLE: mark}
-    Path(entry.log_path).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    handle = os.open(entry.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    try:
-        engine.child = subprocess.Popen(
-            launch.argv,
-            stdin=subprocess.DEVNULL,
-            stdout=handle,
-            stderr=handle,
-            env=env,
-            start_new_session=True,
-            cwd=str(Path(entry.log_path).parent),
-        )
-    finally:
-        os.close(handle)
-    entry.pid = engine.child.pid
-    entry.start_time = processes.start_time(entry.pid) or 0
-    entry.argv_hash = hashlib.sha256("\0".join(launch.argv).encode()).hexdigest()
+    def take(self, held: Held, *, adopted: bool | None = None, ready: bool = False) -> None:
+        """A new attempt; `adopted` says of an older agent's one whether its process still runs."""
+        self._held[held.epoch] = held
+        bounds = limits(self._ground.limits, held.profile, held.spec)
+        if adopted is None:
+            self.feed(events.Ordered(epoch=held.epoch, limits=bounds))
+        else:
+            self.feed(events.Adopted(epoch=held.epoch, limits=bounds, alive=adopted, ready=ready))
+        self._held = {attempt.epoch: self._held[attempt.epoch] for attempt in self.attempts()}
 
-
-def watch_exit(engine: Engine) -> None:
-    """Set `exited` the moment the process ends; works for adopted ones, which are nobody's children."""
-    assert engine.entry
-    loop = asyncio.get_running_loop()
-    try:
-        handle = os.pidfd_open(engine.entry.pid)
-    except OSError:
-        engine.exited.set()
-        return
-
-    def ended() -> None:
-        loop.remove_reader(handle)
-        os.close(handle)
-        if engine.child is not None:
-            code = engine.child.wait()
-            engine.exit_code, engine.exit_signal = (code, None) if code >= 0 else (None, -code)
-        engine.exited.set()
-
-    loop.add_reader(handle, ended)
-
-
-async def until_ready(engine: Engine, tools: Tools, *, deadline_seconds: float) -> bool:
-    """Probe until the engine answers for real; False when it ended first. Raises TimeoutError at the deadline.
-
-    A rank above the first answers nobody (vLLM), or says 200 with nothing behind it (SGLang): that it runs must do.
-    """
-    assert engine.entry
-    if engine.spec.rank > 0:
-        return not engine.exited.is_set()
-    pause = 0.1
-    async with asyncio.timeout(deadline_seconds):
-        while not engine.exited.is_set():
-            name = engine.spec.served_names[0]
-            if await tools.probe(engine.entry.endpoint, engine.readiness, name, engine.spec.engine_key):
-                return True
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(engine.exited.wait(), pause)
-            pause = min(pause * 1.5, 2.0)
-    return False
-
-
-async def until_exit(engine: Engine, tools: Tools) -> None:
-    """Keep the log bounded until the process ends."""
-    assert engine.entry
-    while not engine.exited.is_set():
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(engine.exited.wait(), LOG_CHECK_SECONDS)
-        with contextlib.suppress(OSError):
-            await asyncio.to_thread(rotate, Path(engine.entry.log_path), tools.log_bytes)
-
-
-async def end(engine: Engine, tools: Tools, *, grace_seconds: float) -> None:
-    """TERM to the group, then KILL to it and to all that carry the shard's mark. Ended only when none is left."""
-    entry = engine.entry
-    engine.stopping = True
-    if not engine.ended:
-        engine.move(ShardState.STOPPING, tools)
-    if entry is not None and entry.pid:
-        processes.signal_group(entry.pid, entry.start_time, signal.SIGTERM)
-        processes.signal_all(engine.pids(tools.mark), signal.SIGTERM)
-        if await _gone(engine, tools, grace_seconds):
+    def feed(self, event: events.Event) -> None:
+        if self._closed:
             return
-        processes.signal_group(entry.pid, entry.start_time, signal.SIGKILL)
-        processes.signal_all(engine.pids(tools.mark), signal.SIGKILL)
-        while not await _gone(engine, tools, STOP_STUCK_RECHECK_SECONDS):
-            left = engine.pids(tools.mark)
-            text = f"cannot end {engine.spec.replica}: processes {', '.join(map(str, left))} do not die"
-            if engine.state is not ShardState.STOP_STUCK:
-                engine.move(
-                    ShardState.STOP_STUCK, tools, code="stop_stuck", detail=text, hint="they may hang in the driver"
-                )
-            processes.signal_all(left, signal.SIGKILL)
+        self._machine, found = step(self._machine, event, time.monotonic())
+        for effect in found:
+            self._carry_out(effect)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        attempt, due = self._machine.attempt, wake_at(self._machine)
+        if attempt is not None and due is not None:
+            tick = events.Tick(epoch=attempt.epoch)
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, due - time.monotonic()), self.feed, tick)
 
+    def _carry_out(self, effect: effects.Effect) -> None:
+        held = self._held[effect.epoch]
+        text = f"cannot run {held.spec.replica}: the agent itself failed; its log says why"
+        broken = Failure(code=FailureCode.SPAWN_FAILED.value, detail=text)
+        match effect:
+            case effects.Check():
+                self._begin(self._check(held), events.Checked(epoch=held.epoch, refused=broken))
+            case effects.Spawn():
+                self._begin(self._spawn(held), events.NotSpawned(epoch=held.epoch, failure=broken))
+            case effects.Watch():
+                self._watch(held)
+            case effects.Probe():
+                self._begin(self._probe(held), events.Missed(epoch=held.epoch))
+            case effects.Remember():
+                self._remember(held)
+            case effects.SendTerm():
+                self._begin(self._send(held, signal.SIGTERM))
+            case effects.SendKill():
+                self._begin(self._send(held, signal.SIGKILL))
+            case effects.CheckEmpty():
+                self._begin(self._until_empty(held))
+            case effects.Explain():
+                unexplained = replace(broken, code=FailureCode.EXITED.value)
+                explained = events.Explained(epoch=held.epoch, failure=unexplained)
+                self._begin(self._explain(held, effect.why, effect.seconds), explained)
+            case effects.Forget():
+                self._ground.ledger.forget(held.shard, held.epoch)
+            case effects.Report():
+                self._report(held, effect.attempt)
 
-async def _gone(engine: Engine, tools: Tools, seconds: float) -> bool:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            pause = 0.02
-            while await asyncio.to_thread(engine.pids, tools.mark):
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, 0.5)
-            return True
-    return False
+    def _report(self, held: Held, attempt: Attempt) -> None:
+        log.info(
+            "shard.state shard=%s epoch=%d state=%s code=%s phase=%s detail=%s",
+            *(held.shard, held.epoch, attempt.shown, attempt.code, attempt.phase, attempt.detail),
+        )
+        self._ground.on_report(held.report(attempt))
+        self.changed.set()
 
+    def _state(self, epoch: int) -> ShardState | None:
+        attempt = self._machine.attempt
+        return attempt.state if attempt is not None and attempt.epoch == epoch else None
 
-def rotate(path: Path, longest: int) -> None:
-    """Copy and cut: the engine keeps its handle (O_APPEND) and never blocks; two files of `longest` bytes at most."""
-    if path.stat().st_size <= longest:
-        return
-    with path.open("rb") as source, rotated(path).open("wb") as target:
-        source.seek(-longest, os.SEEK_END)
-        while block := source.read(1024 * 1024):
-            target.write(block)
-    os.truncate(path, 0)
+    # -- the start ----------------------------------------------------------------------------------------------------
+
+    async def _check(self, held: Held) -> None:
+        await self._until_alone(held)
+        refused = await asyncio.to_thread(self._ground.tools.preflight, held.profile, held.spec)
+        failure = Failure(code=refused[0], detail=refused[1], hint=refused[2]) if refused else None
+        self.feed(events.Checked(epoch=held.epoch, refused=failure))
+
+    async def _until_alone(self, held: Held) -> None:
+        """Cards are not free while an ownerless process lives, whatever the books say: nothing starts before."""
+        told, leftovers = "", set[str]()
+        while self._state(held.epoch) is ShardState.VALIDATING:
+            marked = await asyncio.to_thread(processes.marked, self._ground.mark)
+            accounted = self._ground.labels()
+            strays = sorted(pid for pid, label in marked.items() if label not in accounted)
+            if not strays:
+                return await asyncio.to_thread(processes.remove_shared_memory, leftovers)
+            leftovers |= await asyncio.to_thread(processes.shared_memory, strays)
+            processes.signal_all(strays, signal.SIGKILL)
+            names = ", ".join(map(str, strays))
+            text = f"{held.spec.replica} waits until processes {names} of an earlier engine have ended"
+            attempt = self._machine.attempt
+            if text != told and attempt is not None:
+                told = text
+                self._ground.on_report(replace(held.report(attempt), detail=text))
+            await asyncio.sleep(STRAY_SECONDS)
+
+    async def _spawn(self, held: Held) -> None:
+        failure = await self._try_spawn(held)
+        if failure is None:
+            self.feed(events.Spawned(epoch=held.epoch))
+        else:
+            self.feed(events.NotSpawned(epoch=held.epoch, failure=failure))
+
+    async def _try_spawn(self, held: Held) -> Failure | None:
+        ground, spec = self._ground, held.spec
+        async with ground.choosing:  # two starts at once must not choose one port
+            launch = await asyncio.to_thread(choose, ground, held)
+        if isinstance(launch, Failure):
+            return launch
+        assert held.entry is not None
+        try:
+            spawn(held, launch, mark=ground.mark, base_env=base_environment())
+        except OSError as error:
+            text = f"cannot start {spec.replica}: {launch.argv[0]}: {error.strerror}"
+            return Failure(code=FailureCode.SPAWN_FAILED.value, detail=text)
+        with contextlib.suppress(OSError):
+            ground.ledger.record(held.entry)
+        log.info(
+            "engine.spawned shard=%s epoch=%d pid=%d port=%d", held.shard, held.epoch, held.entry.pid, held.entry.port
+        )
+        return None
+
+    def _remember(self, held: Held) -> None:
+        if held.entry is not None:
+            held.entry.ready = True
+            with contextlib.suppress(OSError):
+                self._ground.ledger.record(held.entry)
+
+    async def _probe(self, held: Held) -> None:
+        assert held.entry is not None
+        name, key = held.spec.served_names[0], held.spec.engine_key
+        readiness = held.readiness
+        if readiness.one_at_a_time and self._state(held.epoch) is ShardState.READY:
+            readiness = replace(readiness, chat=False)
+        good = await self._ground.tools.probe(held.entry.endpoint, readiness, name, key)
+        self.feed(events.Answered(epoch=held.epoch) if good else events.Missed(epoch=held.epoch))
+
+    # -- while it runs ------------------------------------------------------------------------------------------------
+
+    def _watch(self, held: Held) -> None:
+        """The exit is seen the moment it happens, of adopted processes too, which are nobody's children here."""
+        assert held.entry is not None
+        self._begin(self._keep_bounded(held))
+        self._begin(self._follow(held))
+        self._begin(self._look(held))
+        loop = asyncio.get_running_loop()
+        try:
+            handle = os.pidfd_open(held.entry.pid)
+        except OSError:
+            loop.call_soon(self.feed, events.Exited(epoch=held.epoch))
+            return
+
+        def ended() -> None:
+            loop.remove_reader(handle)
+            os.close(handle)
+            if held.child is not None:
+                code = held.child.wait()
+                held.exit_code, held.exit_signal = (code, None) if code >= 0 else (None, -code)
+            self.feed(events.Exited(epoch=held.epoch))
+
+        loop.add_reader(handle, ended)
+
+    async def _keep_bounded(self, held: Held) -> None:
+        assert held.entry is not None
+        path, longest = Path(held.entry.log_path), self._ground.config.log_bytes
+        while self._state(held.epoch) in (*LIVE, ShardState.STOPPING, ShardState.STOP_STUCK):
+            flooded = False
+            with contextlib.suppress(OSError):
+                flooded = await asyncio.to_thread(output.bound, path, longest)
+            await asyncio.sleep(FLOOD_SECONDS if flooded else FOLLOW_SECONDS)
+
+    async def _follow(self, held: Held) -> None:
+        """Read in the output how far a start has come."""
+        assert held.entry is not None
+        follower = output.Follower(Path(held.entry.log_path))
+        while self._state(held.epoch) is ShardState.LOADING:
+            phase = await asyncio.to_thread(lambda: farthest(follower.lines()))
+            if phase is not None:
+                self.feed(events.Progressed(epoch=held.epoch, phase=phase.name, place=phase.place, share=phase.share))
+            await asyncio.sleep(FOLLOW_SECONDS)
+
+    async def _look(self, held: Held) -> None:
+        """The engine's own figures, while it serves; and what it has in shared memory, for when it is killed."""
+        assert held.entry is not None
+        bounds = self._ground.limits
+        look_at = see_at = 0.0
+        while (state := self._state(held.epoch)) in LIVE:
+            await asyncio.sleep(min(bounds.look, bounds.drain_look))
+            now = time.monotonic()
+            if now >= see_at:
+                see_at = now + SEE_SECONDS
+                await asyncio.to_thread(held.see, self._ground.mark)
+            serves = state is ShardState.DRAINING or (state is ShardState.READY and now >= look_at)
+            if held.spec.rank > 0 or not serves:
+                continue
+            look_at = now + bounds.look
+            figures = await self._ground.tools.load(held.entry.endpoint, held.spec.engine_key)
+            held.running, held.waiting = figures.running, figures.waiting
+            requests = None if figures.running is None else figures.running + (figures.waiting or 0)
+            self.feed(events.Looked(epoch=held.epoch, requests=requests, figures=figures.moving))
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    async def _send(self, held: Held, number: signal.Signals) -> None:
+        """To the group, and to all that carry the shard's mark: children may have left group and session."""
+        if held.entry is None:
+            return
+        processes.signal_group(held.entry.pid, held.entry.start_time, number)
+        processes.signal_all(await asyncio.to_thread(held.see, self._ground.mark), number)
+
+    async def _until_empty(self, held: Held) -> None:
+        pause = 0.02
+        while self._state(held.epoch) in (ShardState.STOPPING, ShardState.STOP_STUCK):
+            what = await asyncio.to_thread(self._left, held)
+            if not what:
+                await asyncio.to_thread(processes.remove_shared_memory, held.shared_memory)
+                return self.feed(events.Emptied(epoch=held.epoch))
+            self.feed(events.Remaining(epoch=held.epoch, what=what))
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, 0.5)
+
+    def _left(self, held: Held) -> str:
+        """What is still there, in words; "" when nothing is. Cards are looked at when no process is left."""
+        pids = held.see(self._ground.mark)
+        if pids:
+            return f"cannot end {held.spec.replica}: processes {', '.join(map(str, pids))} do not die"
+        if held.entry is None or not held.entry.pid or not held.spec.gpus:
+            return ""
+        what = self._ground.tools.holders(held.spec.gpus)
+        return f"cannot free the cards of {held.spec.replica}: {what}" if what else ""
+
+    async def _explain(self, held: Held, why: Why, seconds: float) -> None:
+        until = None
+        if held.entry is not None and why is not Why.EXITED:
+            with contextlib.suppress(OSError):
+                until = os.stat(held.entry.log_path).st_size  # before the noise that our own signals make
+        failure = await asyncio.to_thread(explain, self._ground, held, why, seconds, until)
+        again = failure.code == PORT_IN_USE and held.spec.nodes == 1
+        self.feed(events.Explained(epoch=held.epoch, failure=failure, again=again))
+
+    # -- tasks --------------------------------------------------------------------------------------------------------
+
+    def _begin(self, work: Coroutine[None, None, None], otherwise: events.Event | None = None) -> None:
+        """`otherwise`: what the table is told when the work itself breaks, so that no state waits for ever."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+
+        def done(task: "asyncio.Task[None]") -> None:
+            self._tasks.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                log.error("engine.task_failed error=%r", error, exc_info=error)
+                if otherwise is not None:
+                    self.feed(otherwise)
+
+        task.add_done_callback(done)
+
+    async def close(self) -> None:
+        """Let go of it; the engine lives on, and is reaped if it ends while this process is still there."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,15 +1,22 @@
 """What a failed engine leaves behind, made fit to be told: its output without secrets, and the cause found in it."""
 
+import json
 import re
 import signal
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from agent_client.engines.diagnosis import UNKNOWN, Diagnosis, ExitCause, bare, diagnose
+from agent_client.engines.diagnosis import UNKNOWN, Diagnosis, ExitCause, bare, diagnose, exception_line
+from agent_client.machine import Failure
 from agent_client.protocol.states import FailureCode
 
 TAIL_LINES = 40
+HEAD_LINES = 40
+HEAD_BYTES = 16_384
+RECORD_LINE = 1_000
+#: Bytes in a frame: all shards of a node report together, and a frame holds 1 MiB.
+TAIL_TOLD, HEAD_TOLD = 32_768, 8_192
 TAIL_BYTES = 65_536
 LINE_LONGEST = 16_384
 LINE_TOLD = 300
@@ -17,20 +24,25 @@ OUTPUT_BYTES = 1024 * 1024  # some 8,000 lines: the cause stands at the beginnin
 SECRET_SHORTEST = 6  # shorter ones would blacken ordinary words
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    code: str
-    detail: str
-    hint: str = ""
-
-
-def read_output(path: Path, *, most_bytes: int) -> list[str]:
-    """The last lines of an engine, its previous file included when the current one was begun a moment ago."""
-    data = _last_bytes(path, most_bytes)
+def read_output(path: Path, *, most_bytes: int, until: int | None = None) -> list[str]:
+    """The last lines of an engine (before the offset `until`), with its previous file where this one is young."""
+    data = _last_bytes(path, most_bytes, until)
     if len(data) < most_bytes:
         data = _last_bytes(rotated(path), most_bytes - len(data)) + data
     text = data.decode("utf-8", errors="replace").replace("\x00", "")
-    return [line[:LINE_LONGEST] for line in text.splitlines()]
+    # Not splitlines(): binary output holds all that it takes for the end of a line.
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n") if text else []
+    return [line[:LINE_LONGEST] for line in lines]
+
+
+def read_head(path: Path) -> list[str]:
+    """The first lines: versions and arguments."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(HEAD_BYTES)
+    except OSError:
+        return []
+    return data.decode("utf-8", errors="replace").replace("\x00", "").splitlines()[:HEAD_LINES]
 
 
 def rotated(path: Path) -> Path:
@@ -48,10 +60,16 @@ def redacted(lines: Iterable[str], secrets: Iterable[str]) -> list[str]:
 
 
 def failure_of_exit(
-    replica: str, lines: Sequence[str], *, exit_code: int | None, exit_signal: int | None, seen: bool = True
+    replica: str,
+    lines: Sequence[str],
+    *,
+    exit_code: int | None,
+    exit_signal: int | None,
+    seen: bool = True,
+    oom_killed: bool = False,
 ) -> Failure:
     """For an engine that ended though nobody asked it to; also with exit code 0. `seen` False: no agent watched."""
-    ended = ExitCause(code=exit_code, signal=exit_signal)
+    ended = ExitCause(code=exit_code, signal=exit_signal, oom_killed=oom_killed)
     found = diagnose(lines, ended)
     if exit_signal is not None:
         how = f"it was ended by {_name(exit_signal)}"
@@ -89,6 +107,48 @@ def of_card(replica: str, failure: Failure, card: str, hint: str) -> Failure:
     return Failure(code=FailureCode.GPU_MISSING.value, detail=detail, hint=hint or failure.hint)
 
 
+def failure_of_silence(replica: str, lines: Sequence[str], seconds: float, requests: int | None) -> Failure:
+    """For an engine that runs, may say that it is healthy, and answers nobody."""
+    inside = f" with {requests} requests in it" if requests else ""
+    last = next((bare(line) for line in reversed(lines) if line.strip()), "")
+    told = f"; its last line: {last[:LINE_TOLD]}" if last else ""
+    detail = f"cannot go on with {replica}: it made no token for {seconds:.0f} s{inside} and left 3 probes unanswered"
+    hint = "look at its first and last lines; a hang in the driver shows in `dmesg`"
+    return Failure(code=FailureCode.HUNG.value, detail=detail + told, hint=hint)
+
+
+def fitting(lines: Sequence[str], most_bytes: int) -> tuple[str, ...]:
+    """As many of the last lines as fit into a frame's share; what is not ASCII takes six bytes there."""
+    kept: list[str] = []
+    for line in reversed(lines):
+        told = line[:RECORD_LINE]
+        most_bytes -= len(json.dumps(told)) + 1
+        if most_bytes < 0:
+            break
+        kept.append(told)
+    return tuple(reversed(kept))
+
+
+def attempt_record(
+    *,
+    argv: Iterable[str],
+    env: Mapping[str, str],
+    surroundings: Mapping[str, Any],
+    head: Sequence[str],
+    lines: Sequence[str],
+    how: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What stays of a failed attempt beside its sentence and tail. All of it is redacted already."""
+    return {
+        "argv": [word[:RECORD_LINE] for word in argv],
+        "env": {name: value[:RECORD_LINE] for name, value in env.items()},
+        **surroundings,
+        "head": list(reversed(fitting(head[::-1], HEAD_TOLD))),
+        "exception": exception_line(lines)[:RECORD_LINE],
+        **how,
+    }
+
+
 def _told(found: Diagnosis) -> str:
     return f"; it wrote: {bare(found.line)[:LINE_TOLD]}" if found.line else ""
 
@@ -97,11 +157,13 @@ def _name(number: int) -> str:
     return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
-def _last_bytes(path: Path, most: int) -> bytes:
+def _last_bytes(path: Path, most: int, until: int | None = None) -> bytes:
     try:
         with path.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - most))
-            return file.read(most)
+            end = file.seek(0, 2)
+            end = end if until is None else min(end, until)
+            begin = max(0, end - most)
+            file.seek(begin)
+            return file.read(end - begin)
     except OSError:
         return b""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 SHARD_VARIABLE = "LLMGW_SHARD"
 STATE_VARIABLE = "LLMGW_AGENT_MARK"
+PORT_VARIABLE = "LLMGW_ENGINE_PORT"
 PROC = Path("/proc")
 
 
@@ -58,3 +59,35 @@ def signal_group(pid: int, started: int, number: signal.Signals) -> None:
     if same_process(pid, started):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, number)
+
+
+def variable(pid: int, name: str) -> str | None:
+    """One variable of the environment that a process was started with."""
+    try:
+        environ = (PROC / str(pid) / "environ").read_bytes()
+    except OSError:
+        return None
+    prefix = name.encode() + b"="
+    return next((v[len(prefix) :].decode(errors="replace") for v in environ.split(b"\0") if v.startswith(prefix)), None)
+
+
+def shared_memory(pids: Iterable[int]) -> set[str]:
+    """Files of /dev/shm that these processes have mapped: a killed engine leaves them, and they are memory."""
+    found: set[str] = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for line in (PROC / str(pid) / "maps").read_text(encoding="utf-8", errors="replace").splitlines():
+                path = line.rpartition(" ")[2]
+                if path.startswith("/dev/shm/"):  # noqa: S108
+                    found.add(path)
+    return found
+
+
+def remove_shared_memory(paths: Iterable[str]) -> None:
+    """Those of the given ones that no process maps any more."""
+    left = {path for path in paths if Path(path).exists()}
+    if left:
+        left -= shared_memory(int(entry.name) for entry in PROC.iterdir() if entry.name.isdecimal())
+    for path in left:
+        with contextlib.suppress(OSError):
+            os.unlink(path)

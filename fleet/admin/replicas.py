@@ -66,7 +66,9 @@ class ReplicaAdmin(MachineOwnedAdmin):
         for shard in shards[:8]:
             cards = ", ".join(f"GPU {claim.gpu.index}" for claim in shard.claims.all()) or "CPU"
             pids = ", ".join(map(str, shard.pids)) or "-"
-            rows.append((shard.epoch, shard.rank, shard.node.name, cards, pids, shard.state, shard.reason))
+            far = "" if shard.progress is None else f" {shard.progress:.0%}"
+            state = f"{shard.state}: {shard.phase}{far}" if shard.phase else shard.state
+            rows.append((shard.epoch, shard.rank, shard.node.name, cards, pids, state, shard.reason))
         return table(("attempt", "rank", "node", "cards", "pid", "state", "reason"), rows)
 
     @display(description="First and latest failure")

@@ -6,6 +6,7 @@ from typing import Any
 
 from django.db import transaction
 
+from agent_client.protocol.messages import ShardReport
 from agent_client.protocol.states import ENDED_SHARD_STATES, ShardState
 from fleet import doorbell
 from fleet.domain import backoff
@@ -115,3 +116,18 @@ def _failure_fields(replica: Replica, shards: list[Shard], now: datetime) -> dic
         "latest_failure": failure,
         "ready_at": None,
     }
+
+
+def keep_record(replica_id: int, report: ShardReport) -> None:
+    """What a failed attempt left behind, beside its sentence: in the first and the latest failure of the replica."""
+    if report.record is None:
+        return
+    rank = int(report.shard.rpartition("/")[2])
+    replica = Replica.objects.select_for_update().get(pk=replica_id)
+    fields = {}
+    for name in ("first_failure", "latest_failure"):
+        failure = getattr(replica, name)
+        if failure and "record" not in failure and (failure["attempt"], failure["rank"]) == (report.epoch, rank):
+            fields[name] = {**failure, "record": dict(report.record)}
+    if fields:
+        Replica.objects.filter(pk=replica_id).update(**fields)

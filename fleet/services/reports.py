@@ -15,7 +15,7 @@ from fleet.models import Command, Node, Shard
 from fleet.services import claims, commands, inventory
 from fleet.services.commands import wire_name
 from fleet.services.errors import StaleTransition
-from fleet.services.replicas import recompute
+from fleet.services.replicas import keep_record, recompute
 from fleet.services.transitions import move_node, move_shard
 
 
@@ -31,6 +31,7 @@ def apply_shard_status(*, node_id: int, session_id: int, report: ShardReport, no
         return report.state not in ENDED_SHARD_STATES
     astray = _apply(shard, report)
     recompute(shard.replica_id, now=now)
+    keep_record(shard.replica_id, report)
     return astray
 
 
@@ -58,6 +59,7 @@ def apply_shards(node: Node, reports: Iterable[ShardReport], *, now: datetime, r
     rows = Shard.objects.filter(node=node).exclude(state__in=ENDED_SHARD_STATES).select_related("replica")
     live = {(wire_name(shard), shard.epoch): shard for shard in rows}
     touched: set[int] = set()
+    told: list[tuple[int, ShardReport]] = []
     astray = False
     for report in reports:
         shard = live.pop((report.shard, report.epoch), None)
@@ -66,6 +68,7 @@ def apply_shards(node: Node, reports: Iterable[ShardReport], *, now: datetime, r
             continue
         astray = _apply(shard, report) or astray
         touched.add(shard.replica_id)
+        told.append((shard.replica_id, report))
     for shard in live.values():
         # An order that was not delivered yet is unknown to the agent; everything else it should have told of.
         if shard.state == ShardState.ASSIGNED:
@@ -74,6 +77,8 @@ def apply_shards(node: Node, reports: Iterable[ShardReport], *, now: datetime, r
         touched.add(shard.replica_id)
     for replica_id in touched:
         recompute(replica_id, now=now)
+    for replica_id, report in told:
+        keep_record(replica_id, report)
     return astray
 
 

@@ -35,11 +35,9 @@ def cards(**changes: object) -> dict[str, object]:
 async def node(tmp_path: Path, machine: Machine) -> Any:
     eyes = Discovery(DiscoveryOptions(node_id="n", ib_root=tmp_path / "no-ib", kernel_log=tmp_path / "no-log"))
     node = Node(tmp_path)
-    node.supervisor._node = dataclasses.replace(
-        node.supervisor._node,
-        preflight=lambda profile, spec: None,
-        sick_card=lambda spec: preflight.sick_card(spec, eyes.look().to_json()),
-    )
+    node.tools["preflight"] = lambda profile, spec: None
+    node.tools["sick_card"] = lambda spec: preflight.sick_card(spec, eyes.look().to_json())
+    node.again()
     yield node
     await node.supervisor.close(stop_engines=True)
 

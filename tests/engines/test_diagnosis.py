@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agent_client.engines.causes import CAUSES
-from agent_client.engines.diagnosis import UNKNOWN, Diagnosis, ExitCause, diagnose, exception_line
+from agent_client.engines.diagnosis import CAUSE, UNKNOWN, Diagnosis, ExitCause, diagnose, exception_line
 
 DATA = Path(__file__).parent / "data" / "failures"
 EXPECTED: dict[str, dict[str, Any]] = json.loads((DATA / "expected.json").read_text())
@@ -79,9 +79,25 @@ def test_the_sentence_carries_the_numbers(name: str) -> None:
 LINES: dict[str, str] = {row["line"]: row["code"] for row in json.loads((DATA.parent / "wordings.json").read_text())}
 
 
+#: Not causes but consequences: the noise says the same.
+SAY_ONLY_WHO_DIED = {row.code for row in CAUSES if row.rank > CAUSE}
+
+
 @pytest.mark.parametrize("line", LINES)
 def test_other_wordings_are_known(line: str) -> None:
     assert diagnose([line]).code == LINES[line]
+
+
+@pytest.mark.parametrize("line", [line for line in LINES if diagnose([line]).code not in SAY_ONLY_WHO_DIED])
+def test_every_cause_outlasts_two_hundred_lines_of_noise(line: str) -> None:
+    noise = [NOISE[i % len(NOISE)] for i in range(200)]
+    assert diagnose([line, *noise], ExitCause(code=1)) == diagnose([line])
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_the_sentence_is_the_same_with_noise(name: str) -> None:
+    noise = [NOISE[i % len(NOISE)] for i in range(200)]
+    assert diagnose([*recorded(name), *noise]).sentence == diagnose(recorded(name)).sentence
 
 
 def test_every_row_of_the_table_is_tried() -> None:

@@ -92,6 +92,19 @@ def test_a_wish_becomes_a_claim_an_order_and_a_ready_replica() -> None:
     assert tick() == 0
 
 
+def test_the_record_of_an_attempt_stays_with_the_first_and_the_latest_failure() -> None:
+    admission = ready_node()
+    model()
+    for number in (1, 2, 3):
+        reconciler.run(holder="test", now=timezone.now() + datetime.timedelta(hours=number))
+        shard = Shard.objects.get(wanted=True, state=ShardState.ASSIGNED)
+        tell(admission, shard, ShardState.FAILED, code="exited", record={"argv": [f"try {number}"]})
+        tell(admission, shard, ShardState.FAILED, code="exited", record={"argv": ["said again"]})
+    replica = Replica.objects.get()
+    assert replica.first_failure["record"] == {"argv": ["try 1"]}
+    assert replica.latest_failure["record"] == {"argv": ["try 3"]}
+
+
 def test_without_a_profile_there_is_nothing_to_do() -> None:
     ready_node()
     entry = catalog.read_entry({"name": "out", "endpoints": [{"url": "http://10.0.0.5:8000"}]})

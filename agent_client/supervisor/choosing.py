@@ -1,0 +1,54 @@
+"""Port and command of an attempt, remembered before the spawn: a crash in between must not start it twice."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+from agent_client.engines import Launch, PlanError, plan
+from agent_client.ledger import Entry
+from agent_client.machine import Failure
+from agent_client.protocol.codec import plain_part
+from agent_client.protocol.states import FailureCode
+from agent_client.supervisor.attempt import Held
+from agent_client.supervisor.ground import Ground
+from agent_client.supervisor.launching import launch_spec
+
+
+def choose(ground: Ground, held: Held) -> Launch | Failure:
+    """Sets the entry. One at a time: two must not choose one port. Blocks: for a thread."""
+    spec = held.spec
+    port = ground.tools.free_port({entry.port for entry in list(ground.ledger.entries.values())})
+    if port is None:
+        text = f"cannot start {spec.replica}: no port of {ground.config.policy.ports} is free"
+        return Failure(code=FailureCode.NO_PORT.value, detail=text)
+    try:
+        command = ground.tools.command(held.profile)
+        launch = plan(launch_spec(ground.config, spec, held.profile, port=port, command=command))
+    except PlanError as error:
+        first = error.problems[0]
+        return Failure(code=first.code, detail=str(error), hint=first.hint)
+    address = f"[{ground.config.mgmt_addr}]" if ":" in ground.config.mgmt_addr else ground.config.mgmt_addr
+    entry = Entry(
+        shard=held.shard,
+        epoch=held.epoch,
+        boot_id=ground.boot_id,
+        port=port,
+        spec=plain_part(spec),
+        endpoint=f"http://{address}:{port}",
+        log_path=str(log_path(ground, held.shard, held.epoch)),
+        readiness=asdict(launch.readiness),
+        argv=list(launch.shown_argv),
+        env={variable.name: variable.shown for variable in launch.env},
+    )
+    try:
+        ground.ledger.record(entry)
+    except OSError as error:
+        text = f"cannot start {spec.replica}: {ground.ledger.path} can't be written ({error.strerror})"
+        return Failure(code=FailureCode.STATE_UNWRITABLE.value, detail=text, hint="free space on its disk")
+    held.entry = entry
+    held.exit_code = held.exit_signal = held.record = None
+    held.tail = ()
+    return launch
+
+
+def log_path(ground: Ground, shard: str, epoch: int) -> Path:
+    return ground.config.state_dir / "logs" / f"{shard.replace('/', '-')}@{epoch}.log"

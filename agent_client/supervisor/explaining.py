@@ -1,0 +1,51 @@
+"""Why an engine failed, out of what it wrote and what the node knows; keeps tail and record. Blocks: for a thread."""
+
+from pathlib import Path
+
+from agent_client.machine import Failure, Why
+from agent_client.supervisor import evidence
+from agent_client.supervisor.attempt import Held
+from agent_client.supervisor.ground import Ground
+from agent_client.supervisor.launching import read_secrets
+
+
+def output_of(
+    ground: Ground, held: Held, most_bytes: int = evidence.OUTPUT_BYTES, until: int | None = None
+) -> list[str]:
+    """Its last lines, without secrets."""
+    if held.entry is None or not held.entry.log_path:
+        return []
+    lines = evidence.read_output(Path(held.entry.log_path), most_bytes=most_bytes, until=until)
+    return evidence.redacted(lines, _secrets(ground, held))
+
+
+def explain(ground: Ground, held: Held, why: Why, seconds: float, until: int | None) -> Failure:
+    """`until`: where its output ended before our own signals made noise."""
+    lines, replica = output_of(ground, held, until=until), held.spec.replica
+    code, signal_ = held.exit_code, held.exit_signal
+    entry, tools = held.entry, ground.tools
+    oom = why is Why.EXITED and tools.oom_killed(held.pids | ({entry.pid} if entry else set()))
+    held.tail = evidence.fitting(lines[-evidence.TAIL_LINES :], evidence.TAIL_TOLD)
+    held.record = evidence.attempt_record(
+        argv=entry.argv if entry else (),
+        env=entry.env if entry else {},
+        surroundings=tools.surroundings(held.spec, held.profile),
+        head=evidence.redacted(evidence.read_head(Path(entry.log_path)), _secrets(ground, held)) if entry else (),
+        lines=lines,
+        how={"oom_killed": oom, "seconds": round(seconds, 1)},
+    )
+    if why is Why.NOT_READY:
+        failure = evidence.failure_of_start(replica, lines, seconds)
+    elif why is Why.HUNG:
+        failure = evidence.failure_of_silence(replica, lines, seconds, held.running)
+    else:
+        seen = code is not None or signal_ is not None
+        failure = evidence.failure_of_exit(
+            replica, lines, exit_code=code, exit_signal=signal_, seen=seen, oom_killed=oom
+        )
+    card = tools.sick_card(held.spec)
+    return failure if card is None else evidence.of_card(replica, failure, *card)
+
+
+def _secrets(ground: Ground, held: Held) -> list[str]:
+    return [held.spec.engine_key or "", *read_secrets(ground.config).values()]

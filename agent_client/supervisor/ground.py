@@ -1,0 +1,70 @@
+"""What every engine of a node stands on: configuration, ledger, and the tools that app wires in."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent_client.config import AgentConfig
+from agent_client.engines import Readiness
+from agent_client.ledger import Ledger
+from agent_client.machine import Limits
+from agent_client.profile import Profile
+from agent_client.protocol.messages import ShardReport, ShardSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What an engine tells of itself; None where it tells nothing."""
+
+    running: int | None = None
+    waiting: int | None = None
+    moving: tuple[float, ...] | None = None  # equal in two looks: nothing was done in between
+
+
+def _nothing_held(gpus: tuple[str, ...]) -> str:
+    return ""
+
+
+def _nothing_known(spec: ShardSpec, profile: Profile) -> Mapping[str, Any]:
+    return {}
+
+
+def _no_sick_card(spec: ShardSpec) -> tuple[str, str] | None:
+    return None
+
+
+def _nobody() -> Collection[str]:
+    return ()
+
+
+def _not_killed(pids: Collection[int]) -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeTools:
+    """What the supervisor needs of its siblings. Those that aren't coroutines may block and run in threads."""
+
+    preflight: Callable[[Profile, ShardSpec], tuple[str, str, str] | None]  # code, sentence, hint
+    command: Callable[[Profile], tuple[str, ...]]
+    free_port: Callable[[set[int]], int | None]
+    probe: Callable[[str, Readiness, str, str | None], Awaitable[bool]]
+    load: Callable[[str, str | None], Awaitable[Figures]]
+    holders: Callable[[tuple[str, ...]], str] = _nothing_held  # what still lies on cards, in words
+    surroundings: Callable[[ShardSpec, Profile], Mapping[str, Any]] = _nothing_known  # versions, state of the cards
+    sick_card: Callable[[ShardSpec], tuple[str, str] | None] = _no_sick_card  # sentence and hint, by a fresh look
+    oom_killed: Callable[[Collection[int]], bool] = _not_killed  # whether the kernel says so of one of these
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ground:
+    config: AgentConfig
+    ledger: Ledger
+    boot_id: str
+    mark: str  # of this agent's state folder, in the environment of everything it starts
+    tools: NodeTools
+    limits: Limits
+    on_report: Callable[[ShardReport], None]
+    labels: Callable[[], Collection[str]] = _nobody  # "shard@epoch" of all that is accounted for
+    choosing: asyncio.Lock = field(default_factory=asyncio.Lock)  # of a port, until it is in the ledger

@@ -1,0 +1,421 @@
+"""Supervision with real processes: starts that move or stick, silence, drains, what is left behind, output."""
+
+import asyncio
+import dataclasses
+import json
+import os
+import signal
+import socket
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_client import config
+from agent_client.hardware.leftovers import still_held
+from agent_client.ledger import Ledger
+from agent_client.machine import Limits
+from agent_client.profile import EngineKind
+from agent_client.protocol.messages import Desired, ShardReport
+from agent_client.protocol.states import FailureCode, ShardState
+from agent_client.supervisor import processes
+from tests.agent.test_agent import Node, order
+from tests.e2e.harness import ROOT, free_port
+
+SHORT = Limits(stuck=0.3, look=0.1, drain_look=0.1, quiet=0.3, hung=1.0, blind=2.0)
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> Any:
+    node = Node(tmp_path)
+    node.limits = SHORT
+    node.again()
+    yield node
+    node.tools.clear()
+    await node.supervisor.close(stop_engines=True)
+
+
+def engine(node: Node, script: str, **profile: Any) -> Any:
+    """An order for a program of our own in vLLM's place."""
+    path = node.config.state_dir / "engine.py"
+    path.write_text(script)
+    engines = {EngineKind.VLLM: config.EnginePolicy(command=(sys.executable, str(path)))}
+    node.config = dataclasses.replace(node.config, policy=dataclasses.replace(node.config.policy, engines=engines))
+    node.again()
+    return order(engine="vllm", model="org/m", **profile)
+
+
+async def until(node: Node, check: Any, seconds: float = 20.0) -> ShardReport:
+    async with asyncio.timeout(seconds):
+        while not (found := [report for report in node.reports if check(report)]):
+            await asyncio.sleep(0.02)
+    return found[0]
+
+
+def post(url: str, words: str = "hi", **fields: Any) -> Any:
+    body = {"model": "m", "messages": [{"role": "user", "content": words}], **fields}
+    headers = {"Authorization": "Bearer CANARY", "Content-Type": "application/json"}
+    asked = urllib.request.Request(f"{url}/v1/chat/completions", data=json.dumps(body).encode(), headers=headers)
+    return urllib.request.urlopen(asked, timeout=30)
+
+
+# --- the start -------------------------------------------------------------------------------------------------------
+
+LOADING = """
+import sys, time
+for n in range({steps}):
+    sys.stderr.write(f"(Worker_TP0 pid=7) Loading safetensors checkpoint shards: {{{percent}}}% Completed | {{n}}/8\\n")
+    sys.stderr.flush()
+    time.sleep(0.4)
+time.sleep(60)
+"""
+
+
+async def test_a_slow_load_that_moves_is_not_killed_and_is_shown(node: Node) -> None:
+    script = LOADING.format(steps=6, percent="n * 12")
+    first = engine(node, script, start_timeout_seconds=1, stop_grace_seconds=0)
+    await node.supervisor.start(first)
+    begun = asyncio.get_running_loop().time()
+    failed = await node.until(ShardState.FAILED)
+    assert asyncio.get_running_loop().time() - begun > 2.5  # the limit is one second without progress
+    assert failed.code == FailureCode.START_TIMEOUT
+    shown = [report.progress for report in node.reports if report.phase == "weights" and report.progress is not None]
+    assert shown == sorted(shown)
+    assert len(shown) >= 5
+
+
+async def test_a_load_that_goes_round_in_circles_is_stuck(node: Node) -> None:
+    script = LOADING.format(steps=100, percent="n % 2 * 12")
+    first = engine(node, script, start_timeout_seconds=1, stop_grace_seconds=0)
+    await node.supervisor.start(first)
+    async with asyncio.timeout(5):
+        assert (await node.until(ShardState.FAILED)).code == FailureCode.START_TIMEOUT
+
+
+async def test_a_port_that_was_taken_after_its_choice_costs_another_port_and_no_failure(node: Node) -> None:
+    with socket.socket() as squatter:
+        squatter.bind(("127.0.0.1", 0))
+        squatter.listen()
+        ports = iter([squatter.getsockname()[1], free_port()])
+        node.tools["free_port"] = lambda taken: next(ports)
+        script = """
+import os, sys
+port = sys.argv[sys.argv.index("--port") + 1]
+name = sys.argv[sys.argv.index("--served-model-name") + 1]
+os.environ["LLMGW_ENGINE_KEY"] = os.environ["VLLM_API_KEY"]
+os.execv(sys.executable, [sys.executable, ECHO, "--port", port, "--served-model-name", name])
+"""
+        echo = ROOT / "agent_client" / "programs" / "echo_server.py"
+        first = engine(node, script.replace("ECHO", repr(str(echo))))
+        await node.supervisor.start(first)
+        ready = await node.until(ShardState.READY)
+    assert ready.endpoint
+    assert [report.state for report in node.reports if report.state not in (ShardState.LOADING, ShardState.READY)] == [
+        ShardState.VALIDATING,
+        ShardState.LAUNCHING,
+    ]
+    assert ready.tail == ()
+
+
+async def test_ten_starts_at_once_take_ten_ports(tmp_path: Path) -> None:
+    node = Node(tmp_path, ports=40)
+    try:
+        for number in range(10):
+            await node.supervisor.start(dataclasses.replace(order(), shard=f"uid{number}/0"))
+        async with asyncio.timeout(45):
+            while not all(report.state is ShardState.READY for report in node.supervisor.reports()):
+                await asyncio.sleep(0.05)
+        assert len({report.endpoint for report in node.supervisor.reports()}) == 10
+    finally:
+        await node.supervisor.close(stop_engines=True)
+
+
+# --- silence ---------------------------------------------------------------------------------------------------------
+
+
+async def test_an_engine_that_is_healthy_and_makes_no_token_is_unrouted_and_ended(node: Node) -> None:
+    await node.supervisor.start(order(extra_args=["--crash-on", "never"]))
+    ready = await node.until(ShardState.READY)
+    os.kill(ready.pids[0], signal.SIGSTOP)  # frozen: the kernel still accepts its connections
+    node.reports.clear()
+
+    async def no_answer(*_: Any) -> bool:
+        return False
+
+    node.supervisor._engines["uid/0"]._ground = dataclasses.replace(
+        node.supervisor._ground, tools=dataclasses.replace(node.supervisor._ground.tools, probe=no_answer)
+    )
+    failed = await node.until(ShardState.FAILED)
+    assert failed.code == FailureCode.HUNG
+    assert [report.state for report in node.reports[:2]] == [ShardState.LOADING, ShardState.STOPPING]
+    assert failed.record
+    assert failed.record["argv"]
+
+
+async def test_a_busy_engine_is_neither_asked_nor_restarted(node: Node) -> None:
+    node.limits = dataclasses.replace(SHORT, quiet=1.0)
+    node.again()
+    await node.supervisor.start(order(extra_args=["--chunk-delay", "0.1"]))
+    ready = await node.until(ShardState.READY)
+    asked = []
+
+    async def no_answer(*_: Any) -> bool:
+        asked.append(1)
+        return False
+
+    ground = node.supervisor._ground
+    broken = dataclasses.replace(ground, tools=dataclasses.replace(ground.tools, probe=no_answer))
+    node.supervisor._engines["uid/0"]._ground = broken
+    answer = await asyncio.to_thread(lambda: post(ready.endpoint or "", "word " * 22, stream=True).read())
+    assert b"[DONE]" in answer
+    assert not asked
+    assert node.reports[-1].state is ShardState.READY
+
+
+# --- drains ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_drain_waits_for_what_runs_and_then_stops(node: Node) -> None:
+    await node.supervisor.start(order(extra_args=["--chunk-delay", "0.1"]))
+    ready = await node.until(ShardState.READY)
+    answer = asyncio.create_task(
+        asyncio.to_thread(lambda: post(ready.endpoint or "", "word " * 15, stream=True).read())
+    )
+    await asyncio.sleep(0.3)
+    await node.supervisor.drain("uid/0", 1, deadline_seconds=20, reason="test")
+    await node.until(ShardState.STOPPED)
+    assert answer.done()
+    assert b"[DONE]" in await answer
+
+
+async def test_a_drain_has_a_deadline_and_can_be_cancelled(node: Node) -> None:
+    await node.supervisor.start(order(2, extra_args=["--chunk-delay", "0.5"]))
+    ready = await until(node, lambda report: report.epoch == 2 and report.state is ShardState.READY)
+    stream = post(ready.endpoint or "", "word " * 60, stream=True)
+    await node.supervisor.drain("uid/0", 2, deadline_seconds=60, reason="test")
+    await node.until(ShardState.DRAINING)
+    await node.supervisor.apply(Desired(revision=1, shards=(order(2),)))
+    assert node.reports[-1].state is ShardState.READY
+    await node.supervisor.drain("uid/0", 2, deadline_seconds=0.5, reason="test")
+    async with asyncio.timeout(5):
+        await node.until(ShardState.STOPPED)
+    stream.close()
+
+
+# --- what is left behind ---------------------------------------------------------------------------------------------
+
+DOUBLE_FORK = """
+import mmap, os, sys, time
+segment = os.open({segment!r}, os.O_CREAT | os.O_RDWR)
+os.ftruncate(segment, 4096)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        held = mmap.mmap(segment, 4096)
+        held[0] = 1
+        time.sleep(600)
+    os._exit(0)
+time.sleep(600)
+"""
+
+
+async def test_what_a_killed_engine_left_is_ended_before_anything_new_starts(node: Node) -> None:
+    segment = f"/dev/shm/psm_llmgw_test_{os.getpid()}"
+    first = engine(node, DOUBLE_FORK.format(segment=segment))
+    await node.supervisor.start(first)
+    pid = (await node.until(ShardState.LOADING)).pids[0]
+    async with asyncio.timeout(10):
+        while len(node.supervisor.owned_pids()) < 2 or not os.path.exists(segment):
+            await asyncio.sleep(0.02)
+    children = node.supervisor.owned_pids() - {pid}
+    os.kill(pid, signal.SIGKILL)
+    await node.supervisor.start(dataclasses.replace(first, epoch=2))
+    launched = await until(node, lambda report: report.epoch == 2 and report.state is ShardState.LAUNCHING)
+    assert launched
+    assert all(processes.start_time(child) is None for child in children)
+    assert not os.path.exists(segment)
+
+
+async def test_cards_are_free_only_when_they_were_seen_empty(node: Node) -> None:
+    held = ["GPU 1 (GPU-x) is still held by pid 4242 (70000 MiB), which ended"]
+    node.tools["holders"] = lambda gpus: held[0] if held else ""
+    node.tools["preflight"] = lambda profile, spec: None
+    node.again()
+    first = order()
+    spec = dataclasses.replace(first.spec, gpus=("GPU-x",))
+    await node.supervisor.start(dataclasses.replace(first, spec=spec))
+    await node.until(ShardState.READY)
+    await node.supervisor.stop("uid/0", 1, grace_seconds=0.2, reason="test")
+    stuck = await node.until(ShardState.STOP_STUCK)
+    assert "pid 4242" in stuck.detail
+    assert node.supervisor.owned_gpus() == {"GPU-x"}
+    held.clear()
+    await node.until(ShardState.STOPPED)
+    assert node.supervisor.owned_gpus() == set()
+
+
+def test_a_dead_holder_is_named_and_a_living_stranger_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "77").mkdir()
+    dead = {"pid": 4242, "memory_mib": 70000}
+    card = {"uuid": "GPU-x", "index": 1, "memory_used_mib": 70000, "processes": [dead]}
+    assert "pid 4242 (70000 MiB)" in still_held({"gpus": [card]}, ["GPU-x"], tmp_path)
+    assert not still_held({"gpus": [{**card, "processes": [{"pid": 77}]}]}, ["GPU-x"], tmp_path)
+    assert "70000 MiB" in still_held({"gpus": [{**card, "processes": []}]}, ["GPU-x"], tmp_path)
+    assert not still_held({"gpus": [{**card, "processes": [], "memory_used_mib": 4}]}, ["GPU-x"], tmp_path)
+    assert not still_held({"gpus": []}, ["GPU-x"], tmp_path)  # it fell off the bus: nothing to wait for
+
+
+async def test_sglang_above_rank_0_is_not_termed_but_waited_for(node: Node, tmp_path: Path) -> None:
+    mark = tmp_path / "termed"
+    script = f"""
+import signal, sys, time, pathlib
+signal.signal(signal.SIGTERM, lambda *_: pathlib.Path({str(mark)!r}).write_text("x"))
+print("up", flush=True)
+time.sleep({{seconds}})
+"""
+    path = tmp_path / "rank.py"
+    path.write_text(script.format(seconds=1.5))
+    engines = {EngineKind.SGLANG: config.EnginePolicy(command=(sys.executable, str(path)))}
+    node.config = dataclasses.replace(node.config, policy=dataclasses.replace(node.config.policy, engines=engines))
+    node.again()
+    first = order(engine="sglang", model="org/m", nodes=2, tensor_parallel=2, gpus=None, stop_grace_seconds=20)
+    spec = dataclasses.replace(first.spec, rank=1, nodes=2, rendezvous_address="127.0.0.1", rendezvous_port=29_501)
+    await node.supervisor.start(dataclasses.replace(first, spec=spec))
+    pid = (await node.until(ShardState.READY)).pids[0]
+    await node.supervisor.stop("uid/0", 1, grace_seconds=20, reason="test")
+    await node.until(ShardState.STOPPED)  # it ended by itself, as it does when rank 0 has gone
+    assert processes.start_time(pid) is None
+    assert not mark.exists()
+
+
+# --- evidence --------------------------------------------------------------------------------------------------------
+
+
+async def test_the_record_of_a_failed_attempt_is_whole_and_holds_no_secret(node: Node) -> None:
+    node.tools["surroundings"] = lambda spec, profile: {"engine": "0.32.0", "driver": "580.65", "gpus": []}
+    script = "import os, sys\nprint('vLLM', os.environ['VLLM_API_KEY'])\nraise ValueError('no such thing')\n"
+    first = engine(node, script, env={"HF_TOKEN": "hf_CANARY", "A": "1"})
+    await node.supervisor.start(first)
+    report = await node.until(ShardState.FAILED)
+    record = dict(report.record or {})
+    assert record["argv"][0] == sys.executable
+    assert record["env"]["A"] == "1"
+    assert record["driver"] == "580.65"
+    assert record["head"][0] == "vLLM (secret)"
+    assert record["exception"] == "ValueError: no such thing"
+    assert record["oom_killed"] is False
+    assert "CANARY" not in json.dumps(record)
+
+
+async def test_a_kill_that_the_kernel_told_of_is_named(node: Node) -> None:
+    node.tools["oom_killed"] = lambda pids: True
+    node.again()
+    await node.supervisor.start(order())
+    pid = (await node.until(ShardState.READY)).pids[0]
+    os.kill(pid, signal.SIGKILL)
+    report = await node.until(ShardState.FAILED)
+    assert (report.code, report.exit_signal) == ("killed-oom", 9)
+
+
+# --- disks and ledgers -----------------------------------------------------------------------------------------------
+
+
+async def test_a_full_disk_refuses_new_starts_and_ends_nothing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    await node.supervisor.start(order())
+    first = await node.until(ShardState.READY)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("agent_client.ledger.os.fsync", full)
+        await node.supervisor.start(dataclasses.replace(order(), shard="other/0"))
+        refused = await until(node, lambda report: report.shard == "other/0" and report.state is ShardState.FAILED)
+        assert refused.code == FailureCode.STATE_UNWRITABLE
+        assert "No space left" in refused.detail
+        assert processes.start_time(first.pids[0]) is not None
+    await node.supervisor.start(dataclasses.replace(order(2), shard="other/0"))
+    await until(node, lambda report: report.shard == "other/0" and report.state is ShardState.READY)
+
+
+async def test_an_engine_whose_output_finds_no_room_serves_on(node: Node) -> None:
+    logs = node.config.state_dir / "logs"
+    logs.mkdir()
+    (logs / "uid-0@1.log").symlink_to("/dev/full")
+    await node.supervisor.start(order())
+    ready = await node.until(ShardState.READY)
+    assert post(ready.endpoint or "").status == 200
+
+
+@pytest.mark.parametrize("how", ["gone", "torn", "flipped"])
+async def test_a_lost_ledger_ends_no_engine(node: Node, how: str) -> None:
+    await node.supervisor.start(order(3))
+    ready = await node.until(ShardState.READY)
+    await node.supervisor.close(stop_engines=False)
+    path = node.config.state_dir / "ledger.json"
+    data = path.read_bytes()
+    if how == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(data[: len(data) // 2] if how == "torn" else data[:-9] + bytes([data[-9] ^ 1]) + data[-8:])
+    node.again()
+    await node.supervisor.adopt()
+    assert node.supervisor.state_lost is (how != "gone")
+    (found,) = node.supervisor.reports()
+    assert (found.shard, found.epoch, found.pids, found.endpoint) == ("uid/0", 3, ready.pids, ready.endpoint)
+    node.reports.clear()
+    await node.supervisor.apply(Desired(revision=1, shards=(order(3),)))
+    again = await node.until(ShardState.READY)
+    assert (again.pids, again.endpoint) == (ready.pids, ready.endpoint)
+    assert Ledger(path).entries["uid/0"].pid == ready.pids[0]
+    await node.supervisor.apply(Desired(revision=2))
+    await node.until(ShardState.STOPPED)
+
+
+async def test_engines_that_a_lost_ledger_left_and_nobody_wants_are_ended(node: Node) -> None:
+    await node.supervisor.start(order(3))
+    pid = (await node.until(ShardState.READY)).pids[0]
+    await node.supervisor.close(stop_engines=False)
+    (node.config.state_dir / "ledger.json").unlink()
+    node.again()
+    await node.supervisor.adopt()
+    await node.supervisor.apply(Desired(revision=1, shards=(order(4),)))
+    await until(node, lambda report: report.epoch == 4 and report.state is ShardState.READY)
+    assert processes.start_time(pid) is None
+
+
+def test_a_ledger_changed_at_any_byte_is_lost_or_right(tmp_path: Path) -> None:
+    from agent_client.ledger import Entry
+
+    path = tmp_path / "ledger.json"
+    Ledger(path).record(Entry(shard="s/0", epoch=3, boot_id="b", port=1, pid=os.getpid()))
+    whole = path.read_bytes()
+    for offset in range(len(whole)):
+        path.write_bytes(whole[:offset] + bytes([whole[offset] ^ 0x10]) + whole[offset + 1 :])
+        ledger = Ledger(path)
+        assert ledger.lost
+        assert not ledger.entries
+
+
+async def test_after_a_reboot_all_old_engines_are_known_to_be_dead(node: Node) -> None:
+    await node.supervisor.start(order())
+    pid = (await node.until(ShardState.READY)).pids[0]
+    await node.supervisor.close(stop_engines=False)
+    stranger = await asyncio.create_subprocess_exec("sleep", "60")
+    ledger = Ledger(node.config.state_dir / "ledger.json")
+    entry = ledger.entries["uid/0"]
+    entry.boot_id, entry.pid = "an earlier boot", stranger.pid
+    entry.start_time = processes.start_time(stranger.pid) or 0  # even so: it can't be the same process
+    ledger.record(entry)
+    os.kill(pid, signal.SIGKILL)
+    node.again()
+    node.reports.clear()
+    async with asyncio.timeout(2):
+        await node.supervisor.adopt()
+        failed = await node.until(ShardState.FAILED)
+    assert failed.code == FailureCode.LOST_TRACK
+    assert stranger.returncode is None
+    stranger.kill()
+    await stranger.wait()

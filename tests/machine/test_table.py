@@ -1,0 +1,118 @@
+"""The table's times, one event after another."""
+
+from typing import Any
+
+import pytest
+
+from agent_client.machine import Attempt, Failure, Limits, Shard, effects, events, step, wake_at
+from agent_client.protocol.states import ShardState
+
+E: Any = {"epoch": 1}
+S = ShardState
+
+
+class Life:
+    def __init__(self, **limits: Any) -> None:
+        self.shard, self.now, self.told = Shard(), 0.0, list[effects.Effect]()
+        self.on(events.Ordered(epoch=1, limits=Limits(**limits)))
+
+    def on(self, event: events.Event, at: float | None = None) -> list[str]:
+        """The names of the effects."""
+        self.now = self.now if at is None else at
+        self.shard, found = step(self.shard, event, self.now)
+        self.told += found
+        return [type(effect).__name__ for effect in found if not isinstance(effect, effects.Report)]
+
+    def until_ready(self) -> "Life":
+        for event in (events.Checked(**E), events.Spawned(**E), events.Answered(**E)):
+            self.on(event)
+        assert self.attempt.state in (S.READY, S.LOADING)
+        return self
+
+    @property
+    def attempt(self) -> Attempt:
+        assert self.shard.attempt is not None
+        return self.shard.attempt
+
+
+def test_progress_moves_the_deadline_and_standing_still_does_not() -> None:
+    life = Life(start=60)
+    life.on(events.Checked(**E))
+    life.on(events.Spawned(**E))
+    for n in range(10):
+        life.on(events.Progressed(**E, phase="weights", place=1, share=n / 10), at=n * 50.0)
+    life.on(events.Progressed(**E, phase="weights", place=1, share=0.3), at=500.0)  # again from the beginning
+    assert life.attempt.deadline_at == 450.0 + 60
+    assert life.on(events.Tick(**E), at=510.0) == ["Explain", "SendTerm", "CheckEmpty"]
+    life.on(events.Explained(**E, failure=Failure(code="start_timeout", detail="late")))
+    assert life.attempt.state is S.STOPPING
+    assert life.on(events.Emptied(**E)) == ["Forget"]
+    assert (life.attempt.state, life.attempt.code) == (S.FAILED, "start_timeout")
+
+
+@pytest.mark.parametrize(("figures", "given_up_at"), [((1.0,), 90), (None, 600)])
+def test_a_silent_engine_is_unrouted_within_a_minute_and_given_up_later(figures: Any, given_up_at: int) -> None:
+    life = Life().until_ready()
+    life.on(events.Looked(**E, requests=3, figures=figures))
+    unrouted = hung = None
+    while hung is None and life.now < 1000:
+        life.now = wake_at(life.shard) or life.now
+        if "Probe" in life.on(events.Tick(**E)):
+            found = life.on(events.Missed(**E), at=life.now + 10)  # its time is up
+            unrouted = unrouted or (life.now if life.attempt.shown is S.LOADING else None)
+            hung = life.now if "Explain" in found else None
+    assert unrouted is not None
+    assert hung is not None
+    assert unrouted <= 60
+    assert given_up_at <= hung <= given_up_at + 30
+
+
+def test_a_moving_figure_takes_back_every_doubt() -> None:
+    life = Life().until_ready()
+    life.on(events.Looked(**E, requests=1, figures=(1.0,)))
+    for _ in range(2):
+        life.on(events.Tick(**E), at=wake_at(life.shard))
+        life.on(events.Missed(**E))
+    assert life.attempt.shown is S.LOADING
+    life.on(events.Looked(**E, requests=1, figures=(2.0,)))
+    assert life.attempt.shown is S.READY
+    assert (wake_at(life.shard) or 0) - life.now == 30
+
+
+def test_a_drain_waits_for_three_empty_looks_or_its_deadline() -> None:
+    life = Life().until_ready()
+    life.on(events.DrainAsked(**E, seconds=600))
+    for requests in (2, 0, 0, None, 0, 0):
+        assert life.on(events.Looked(**E, requests=requests)) == []
+    assert life.on(events.Looked(**E, requests=0)) == ["SendTerm", "CheckEmpty"]
+    life = Life().until_ready()
+    life.on(events.DrainAsked(**E, seconds=600))
+    assert life.on(events.Tick(**E), at=599.0) == []
+    assert life.on(events.Tick(**E), at=600.0) == ["SendTerm", "CheckEmpty"]
+
+
+def test_kill_follows_term_after_the_grace_and_stuck_follows_kill() -> None:
+    life = Life(grace=30, stuck=5).until_ready()
+    assert life.on(events.StopAsked(**E, grace=30), at=100.0) == ["SendTerm", "CheckEmpty"]
+    life.on(events.Remaining(**E, what="cannot end m/1: processes 7 do not die"))
+    assert life.on(events.Tick(**E), at=129.0) == []
+    assert life.on(events.Tick(**E), at=130.0) == ["SendKill"]
+    assert life.on(events.Tick(**E), at=135.0) == ["SendKill"]
+    assert (life.attempt.state, life.attempt.code) == (S.STOP_STUCK, "stop_stuck")
+    assert "processes 7" in life.attempt.detail
+    assert life.on(events.Emptied(**E)) == ["Forget"]
+    assert life.attempt.state is S.STOPPED
+
+
+def test_a_rank_that_ignores_term_gets_none() -> None:
+    life = Life(terminates=False, answers=False).until_ready()
+    assert life.on(events.StopAsked(**E, grace=30), at=1.0) == ["CheckEmpty"]
+    assert life.on(events.Tick(**E), at=31.0) == ["SendKill"]
+
+
+def test_exit_0_is_a_failure_unless_it_was_asked_for() -> None:
+    life = Life().until_ready()
+    assert life.on(events.Exited(**E)) == ["Explain", "SendKill", "CheckEmpty"]
+    life.on(events.Emptied(**E))
+    life.on(events.Explained(**E, failure=Failure(code="exited", detail="it exited with code 0")))
+    assert life.attempt.state is S.FAILED
