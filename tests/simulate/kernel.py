@@ -83,6 +83,11 @@ class Kernel:
         engine = self.processes.get(pid)
         return engine.started if engine and engine.code is None else None
 
+    def variable(self, pid: int, name: str) -> str:
+        """Of its environment, what the agent asks for: the port."""
+        engine = self.processes.get(pid)
+        return str(engine.port) if engine is not None and name == processes.PORT_VARIABLE else ""
+
     def marked(self, mark: str) -> dict[int, str]:
         return {e.pid: e.label for e in self.processes.values() if e.mark == mark and e.code is None}
 
