@@ -36,6 +36,10 @@ class EngineProcess:
         return int(self.label.partition("@")[2] or 0)
 
 
+#: Within so long after an engine could answer somebody has asked it.
+PROVED_SECONDS = 3.0
+
+
 class Broken(AssertionError):
     """A promise was broken."""
 
@@ -132,7 +136,7 @@ class Kernel:
         engine = self.processes.get(pid)
         if engine is None or engine.code is not None:
             return
-        if self.healthy(engine) and not engine.told:
+        if engine.code is None and self._loop.time() >= engine.ready_at + PROVED_SECONDS and not engine.told:
             self.ended.append(engine)
         engine.told = True  # what becomes healthy after that was given up for good reason
         if number == signal.SIGKILL:
