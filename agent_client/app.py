@@ -13,7 +13,9 @@ from agent_client import __version__, preflight, probes
 from agent_client.config import AgentConfig
 from agent_client.engines import Readiness
 from agent_client.hardware import Discovery, DiscoveryOptions, Inventory
+from agent_client.hardware.program import run_quietly
 from agent_client.identity import INSTANCE_ID, Identity, boot_id, load_identity, machine_id, save_identity
+from agent_client.installed import Installed
 from agent_client.ledger import Ledger
 from agent_client.link import Link
 from agent_client.profile import Profile
@@ -57,6 +59,7 @@ class Agent:
         self._applying = asyncio.Lock()
         self._look = asyncio.Event()
         self._registered_anew = asyncio.Event()
+        self._installed = Installed(run=run_quietly, folder=config.state_dir)
         self._supervisor = Supervisor(
             config=config,
             ledger=Ledger(config.state_dir / "ledger.json"),
@@ -64,7 +67,7 @@ class Agent:
             tools=NodeTools(
                 preflight=self._preflight,
                 command=lambda profile: preflight.command_for(config, profile.engine) or (),
-                free_port=lambda taken: preflight.free_port(config.policy.ports, taken, config.mgmt_addr),
+                free_ports=preflight.Ports(config.policy.ports, config.mgmt_addr).take,
                 probe=_probe,
                 running=_running,
             ),
@@ -91,6 +94,7 @@ class Agent:
             asyncio.get_running_loop().add_signal_handler(number, ended.set)
         await self._supervisor.adopt()
         await self._discover()
+        preflight.ask_engines(self._config, self._installed)
         work = (self._link.run(), self._beat(), self._watch_hardware(), self._report_often())
         tasks = [asyncio.create_task(item) for item in work]
         waiter = asyncio.create_task(ended.wait())
@@ -244,8 +248,8 @@ class Agent:
         """In a thread. Cards are looked at anew: a stranger may have come since placement was told of them."""
         inventory = self._see() if spec.gpus else self._inventory
         data = inventory.to_json() if inventory else {}
-        refused = preflight.check(self._config, profile, spec, data, self._supervisor.owned_pids())
-        return (refused.code.value, refused.detail, refused.hint) if refused else None
+        owned = self._supervisor.owned_pids()
+        return preflight.check(self._config, profile, spec, data, owned, installed=self._installed).refusal
 
 
 async def _probe(endpoint: str, readiness: Readiness, name: str, key: str | None) -> bool:

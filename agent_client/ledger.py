@@ -28,6 +28,11 @@ class Entry:
     ready: bool = False
     endpoint: str = ""
     log_path: str = ""
+    internal_ports: list[int] = field(default_factory=list)
+
+    @property
+    def ports(self) -> set[int]:
+        return {self.port, *self.internal_ports}
 
 
 class Ledger:

@@ -7,6 +7,7 @@ from agent_client.profile.model_facts import ModelFacts
 from agent_client.profile.problems import Problem
 
 LFS_POINTER = b"version https://git-lfs"
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 POINTER_BYTES = 1024  # a pointer has some 130
 
 
@@ -32,11 +33,12 @@ class Findings:
 
     def is_pointer(self, name: str) -> None:
         text = f"{name} is a Git LFS pointer, the file itself was not fetched"
-        self.note("model_incomplete", text, "run `git lfs pull` where it was cloned")
+        code = "weights_incomplete" if name.endswith(_WEIGHTS) else "model_incomplete"
+        self.note(code, text, "run `git lfs pull` where it was cloned")
 
     def too_short(self, name: str, size: int, needed: int) -> None:
         text = f"{name} has {shown(size)}, its header says {shown(needed)}: it was cut off"
-        self.note("model_incomplete", text, "copy it again, or wait until the copy is done")
+        self.note("weights_incomplete", text, "copy it again, or wait until the copy is done")
 
     def model(self, facts: ModelFacts | None = None) -> Model:
         return Model(facts=facts or ModelFacts(), problems=tuple(self._problems))

@@ -34,7 +34,7 @@ def read(path: Path, files: Mapping[str, Listed]) -> Model:
     reader = _Reader(path, files, found)
     config = reader.json(_CONFIG, MOST_CONFIG_BYTES)
     if config is None and _CONFIG not in files and _MISTRAL_CONFIG not in files:
-        found.note("model_incomplete", "there is no config.json in it", _where_else(files))
+        found.note("config_missing", "there is no config.json in it", _where_else(files))
         return found.model()
     size = reader.weights()
     if not any(_is_tokenizer(name) for name in files):
@@ -70,7 +70,7 @@ class _Reader:
         if missing:
             listed = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
             text = f"{len(missing)} of {len(names)} weight files are not there: {listed}"
-            self._found.note("model_incomplete", text, "copy them there, or wait until the copy is done")
+            self._found.note("weights_incomplete", text, "copy them there, or wait until the copy is done")
         sizes = [self._weight_bytes(name) for name in names if name not in missing]
         known = [size for size in sizes if size is not None]
         return sum(known) if len(known) == len(names) else None
@@ -89,7 +89,7 @@ class _Reader:
         there = [name for name in names if name.endswith(".safetensors")]
         there = there or [name for name in names if name.endswith(_OLD_WEIGHTS) and name not in _NOT_WEIGHTS]
         if not there:
-            self._found.note("model_incomplete", "there are no weights in it", _where_else(self._files))
+            self._found.note("weights_incomplete", "there are no weights in it", _where_else(self._files))
         return tuple(dict.fromkeys(part for name in there for part in (parts(name) or (name,))))
 
     def _weight_bytes(self, name: str) -> int | None:
@@ -111,7 +111,7 @@ class _Reader:
             self._found.cannot_read(name, error)
             return None
         except FactsError as error:
-            self._found.note("model_incomplete", f"{name} can't be used: {error}", "copy it again")
+            self._found.note("weights_incomplete", f"{name} can't be used: {error}", "copy it again")
             return None
         if len(header) < length:
             self._found.too_short(name, size, safetensors.LENGTH_BYTES + length)
@@ -122,21 +122,21 @@ class _Reader:
         try:
             needed = safetensors.file_bytes(header)
         except FactsError as error:
-            self._found.note("model_incomplete", f"{name} can't be used: {error}", "copy it again")
+            self._found.note("weights_incomplete", f"{name} can't be used: {error}", "copy it again")
             return None
         if size < needed:
             self._found.too_short(name, size, needed)
             return None
         if size > needed:
             text = f"{name} has {size} bytes, {size - needed} more than its header says"
-            self._found.note("model_incomplete", text, "copy it again")
+            self._found.note("weights_incomplete", text, "copy it again")
             return None
         return size - safetensors.LENGTH_BYTES - len(header)
 
     def _some(self, name: str, size: int) -> int | None:
         if size:
             return size
-        self._found.note("model_incomplete", f"{name} is empty", "copy it again")
+        self._found.note("weights_incomplete", f"{name} is empty", "copy it again")
         return None
 
     def _bytes(self, name: str, most_bytes: int) -> bytes | None:

@@ -21,14 +21,14 @@ def read(path: Path, files: Mapping[str, Listed]) -> Model:
     if len(names) != count:
         text = f"it is part of {count}, and its name does not say so"
         hint = "name it NAME-00001-of-0000N.gguf, as llama.cpp does"
-        found.note("model_incomplete", text, hint)
+        found.note("weights_incomplete", text, hint)
         return found.model(facts_of_gguf(header))
     if path.name != names[0]:
-        found.note("model_incomplete", f"it is not the first of {count} parts", f"name {names[0]}")
+        found.note("weights_incomplete", f"it is not the first of {count} parts", f"name {names[0]}")
     missing = [name for name in names if files.get(name) is None]
     if missing:
-        hint = "copy them there"
-        found.note("model_incomplete", f"{len(missing)} of {count} parts are not there: {', '.join(missing[:3])}", hint)
+        text = f"{len(missing)} of {count} parts are not there: {', '.join(missing[:3])}"
+        found.note("weights_incomplete", text, "copy them there")
         return found.model(facts_of_gguf(header))
     headers = [header if name == path.name else _header(path.with_name(name), found) for name in names]
     known = [part.tensor_bytes for part in headers if part is not None and part.tensor_bytes is not None]
@@ -50,7 +50,7 @@ def _header(path: Path, found: Findings) -> GgufHeader | None:
         return None
     except HeaderCutOff:
         text = f"{path.name} has {size} bytes, its header goes on after them"
-        found.note("model_incomplete", text, "copy it again, or wait until the copy is done")
+        found.note("weights_incomplete", text, "copy it again, or wait until the copy is done")
         return None
     except FactsError as error:
         if data.startswith(LFS_POINTER):

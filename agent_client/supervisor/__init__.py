@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from agent_client.config import AgentConfig
-from agent_client.engines import Launch, PlanError, Readiness, plan
+from agent_client.engines import Launch, PlanError, Readiness, internal_ports, plan
+from agent_client.launching import base_environment, launch_spec, no_ports, read_secrets
 from agent_client.ledger import Entry, Ledger
 from agent_client.profile import Profile, ProfileError, parse_profile
 from agent_client.protocol.codec import MessageError, plain_part, read_part
@@ -42,7 +43,6 @@ from agent_client.supervisor.evidence import (
     read_output,
     redacted,
 )
-from agent_client.supervisor.launching import base_environment, launch_spec, read_secrets
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class NodeTools:
 
     preflight: Callable[[Profile, ShardSpec], tuple[str, str, str] | None]  # code, sentence, hint
     command: Callable[[Profile], tuple[str, ...]]
-    free_port: Callable[[set[int]], int | None]
+    free_ports: Callable[[set[int], int], range | None]  # that many in a row, none of those taken
     probe: Callable[[str, Readiness, str, str | None], Awaitable[bool]]
     running: Callable[[str, str | None], Awaitable[int | None]]
 
@@ -225,20 +225,20 @@ class Supervisor:
         refused = await asyncio.to_thread(self._node.preflight, engine.profile, engine.spec)
         if refused:
             return self._finish(engine, ShardState.FAILED, *refused)
-        taken = {entry.port for entry in self._ledger.entries.values()}
-        port = await asyncio.to_thread(self._node.free_port, taken)
-        if port is None:
-            text = f"cannot start {engine.spec.replica}: no port of {self._config.policy.ports} is free"
-            return self._finish(engine, ShardState.FAILED, FailureCode.NO_PORT.value, text)
+        taken = {port for entry in self._ledger.entries.values() for port in entry.ports}
+        count = 1 + internal_ports(engine.profile)
+        ports = await asyncio.to_thread(self._node.free_ports, taken, count)
+        if ports is None:
+            return self._finish(engine, ShardState.FAILED, *no_ports(engine.spec, self._config.policy.ports, count))
         try:
             command = self._node.command(engine.profile)
-            launch = plan(launch_spec(self._config, engine.spec, engine.profile, port=port, command=command))
+            launch = plan(launch_spec(self._config, engine.spec, engine.profile, ports=ports, command=command))
         except PlanError as error:
             first = error.problems[0]
             return self._finish(engine, ShardState.FAILED, first.code, str(error), first.hint)
-        await self._launch(engine, launch, port)
+        await self._launch(engine, launch, ports)
 
-    async def _launch(self, engine: Engine, launch: Launch, port: int) -> None:
+    async def _launch(self, engine: Engine, launch: Launch, ports: range) -> None:
         if engine.stopping:
             return None if engine.ended else self._finish(engine, ShardState.STOPPED, "", "stopped before it started")
         engine.readiness = launch.readiness
@@ -248,9 +248,10 @@ class Supervisor:
             shard=engine.shard,
             epoch=engine.epoch,
             boot_id=self._boot_id,
-            port=port,
+            port=ports[0],
+            internal_ports=list(ports[1:]),
             spec=plain_part(engine.spec),
-            endpoint=f"http://{address}:{port}",
+            endpoint=f"http://{address}:{ports[0]}",
             log_path=str(self._config.state_dir / "logs" / f"{name}@{engine.epoch}.log"),
         )
         try:
@@ -268,7 +269,7 @@ class Supervisor:
             return self._finish(engine, ShardState.FAILED, FailureCode.SPAWN_FAILED.value, text)
         with contextlib.suppress(OSError):
             self._ledger.record(entry)
-        log.info("engine.spawned shard=%s epoch=%d pid=%d port=%d", engine.shard, engine.epoch, entry.pid, port)
+        log.info("engine.spawned shard=%s epoch=%d pid=%d port=%d", engine.shard, engine.epoch, entry.pid, entry.port)
         watch_exit(engine)
         if not engine.stopping:
             engine.move(ShardState.LOADING, self._tools)

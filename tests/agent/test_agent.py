@@ -158,8 +158,7 @@ class Node:
             return (await asyncio.to_thread(probes.load, endpoint, key=key)).running
 
         def check(profile: Any, spec: Any) -> tuple[str, str, str] | None:
-            found = preflight.check(self.config, profile, spec, {}, ())
-            return (found.code.value, found.detail, found.hint) if found else None
+            return preflight.check(self.config, profile, spec, {}, ()).refusal
 
         self.supervisor = Supervisor(
             config=self.config,
@@ -168,7 +167,7 @@ class Node:
             tools=NodeTools(
                 preflight=check,
                 command=lambda profile: preflight.command_for(self.config, profile.engine) or (),
-                free_port=lambda taken: preflight.free_port(self.config.policy.ports, taken, "127.0.0.1"),
+                free_ports=preflight.Ports(self.config.policy.ports, "127.0.0.1").take,
                 probe=probe,
                 running=running,
             ),

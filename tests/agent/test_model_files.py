@@ -91,16 +91,16 @@ def dangling(name: str) -> Callable[[Path], None]:
 
 SECOND, INDEX = "model-00002-of-00003.safetensors", "model.safetensors.index.json"
 WRONG: list[tuple[Callable[[Path], Any], str, str]] = [
-    (gone(SECOND), "model_incomplete", f"1 of 3 weight files are not there: {SECOND}"),
-    (dangling(SECOND), "model_incomplete", f"1 of 3 weight files are not there: {SECOND}"),  # a cache's snapshot
-    (cut(SECOND), "model_incomplete", f"{SECOND} has 3975 bytes, its header says 4075 bytes: it was cut off"),
-    (holding(SECOND, "x"), "model_incomplete", f"{SECOND} can't be used: it has 1 bytes"),
-    (holding(SECOND, "<html>not found</html>"), "model_incomplete", "it is no safetensors file"),
-    (holding(SECOND, POINTER), "model_incomplete", f"{SECOND} is a Git LFS pointer"),
+    (gone(SECOND), "weights_incomplete", f"1 of 3 weight files are not there: {SECOND}"),
+    (dangling(SECOND), "weights_incomplete", f"1 of 3 weight files are not there: {SECOND}"),  # a cache's snapshot
+    (cut(SECOND), "weights_incomplete", f"{SECOND} has 3975 bytes, its header says 4075 bytes: it was cut off"),
+    (holding(SECOND, "x"), "weights_incomplete", f"{SECOND} can't be used: it has 1 bytes"),
+    (holding(SECOND, "<html>not found</html>"), "weights_incomplete", "it is no safetensors file"),
+    (holding(SECOND, POINTER), "weights_incomplete", f"{SECOND} is a Git LFS pointer"),
     (holding(INDEX, POINTER), "model_incomplete", f"{INDEX} is a Git LFS pointer"),
     (holding(INDEX, "{"), "model_unreadable", f"{INDEX} can't be used: it is not valid JSON"),
     (holding(INDEX, '{"weight_map": {"a": "../../etc/passwd"}}'), "model_unreadable", "no file of the model's folder"),
-    (gone("config.json"), "model_incomplete", "there is no config.json in it"),
+    (gone("config.json"), "config_missing", "there is no config.json in it"),
     (holding("config.json", ""), "model_unreadable", "config.json can't be used: it is not valid JSON"),
     (holding("config.json", "[]"), "model_unreadable", "it holds list"),
     (holding("config.json", " " * 9_000_000), "model_unreadable", "8388608 at most are read"),
@@ -119,19 +119,19 @@ def test_what_is_missing_or_broken_is_named_with_the_numbers(
 def test_a_file_with_more_than_its_header_says_is_told(sharded: Path) -> None:
     with (sharded / SECOND).open("ab") as file:
         file.write(b"twice")
-    check(sharded, "model_incomplete", "5 more than its header says")
+    check(sharded, "weights_incomplete", "5 more than its header says")
 
 
 def test_shards_without_an_index_are_counted_by_their_names(sharded: Path) -> None:
     (sharded / INDEX).unlink()
     assert read_model(sharded).problems == ()
     (sharded / SECOND).unlink()
-    check(sharded, "model_incomplete", "1 of 3 weight files are not there")
+    check(sharded, "weights_incomplete", "1 of 3 weight files are not there")
 
 
 def test_a_folder_without_weights_or_tokenizer(tiny: Path) -> None:
     (tiny / "model.safetensors").unlink()
-    check(tiny, "model_incomplete", "there are no weights in it")
+    check(tiny, "weights_incomplete", "there are no weights in it")
     (tiny / "pytorch_model.bin").write_bytes(b"x" * 50)
     assert read_model(tiny).facts.weights_bytes == 50
     for file in tiny.glob("tokenizer*"):
@@ -150,14 +150,14 @@ def test_an_empty_folder_a_missing_one_and_a_file_that_is_no_model(tmp_path: Pat
     (tmp_path / "x.gguf").write_text("<html>")
     check(tmp_path / "x.gguf", "model_unreadable", "it does not begin with GGUF")
     (tmp_path / "y.gguf").write_text(POINTER)
-    check(tmp_path / "y.gguf", "model_incomplete", "y.gguf is a Git LFS pointer")
+    check(tmp_path / "y.gguf", "weights_incomplete", "y.gguf is a Git LFS pointer")
 
 
 def test_a_change_on_disk_is_seen_and_an_unchanged_model_is_not_read_again(sharded: Path) -> None:
     first = read_model(sharded)
     assert read_model(sharded) is first
     cut(SECOND)(sharded)
-    assert codes(read_model(sharded)) == ["model_incomplete"]
+    assert codes(read_model(sharded)) == ["weights_incomplete"]
     safetensors(sharded / SECOND, 4000)
     assert read_model(sharded).problems == ()
 
@@ -203,19 +203,19 @@ def test_a_gguf_file_whole_and_cut(tmp_path: Path) -> None:
     assert model.facts.heads == tiny_gguf.H
     size = path.stat().st_size
     os.truncate(path, size - 1)
-    check(path, "model_incomplete", f"has {size - 1} bytes, its header says {size} bytes: it was cut off")
+    check(path, "weights_incomplete", f"has {size - 1} bytes, its header says {size} bytes: it was cut off")
     os.truncate(path, 200)
-    check(path, "model_incomplete", "has 200 bytes, its header goes on after them")
+    check(path, "weights_incomplete", "has 200 bytes, its header goes on after them")
 
 
 def test_a_gguf_in_parts(parts: list[Path]) -> None:
     model = read_model(parts[0])
     assert model.problems == ()
     assert model.facts.weights_bytes == 3 * 8 * 32 * 4
-    check(parts[1], "model_incomplete", "it is not the first of 3 parts")
+    check(parts[1], "weights_incomplete", "it is not the first of 3 parts")
     os.truncate(parts[2], parts[2].stat().st_size - 50)
-    check(parts[0], "model_incomplete", f"{parts[2].name} has")
+    check(parts[0], "weights_incomplete", f"{parts[2].name} has")
     parts[2].unlink()
-    check(parts[0], "model_incomplete", f"1 of 3 parts are not there: {parts[2].name}")
+    check(parts[0], "weights_incomplete", f"1 of 3 parts are not there: {parts[2].name}")
     other = parts[0].rename(parts[0].with_name("renamed.gguf"))
-    check(other, "model_incomplete", "its name does not say so")
+    check(other, "weights_incomplete", "its name does not say so")
