@@ -24,6 +24,7 @@ from agent_client.profile import EngineKind
 
 ASK_SECONDS = 120.0  # vLLM's, with a cold disk
 WAIT_SECONDS = 0.3  # that a start waits at most
+SHORT_SECONDS = 0.5  # enough for llama-server
 AGAIN_SECONDS = 600.0  # after a question that failed
 _MOST_KEPT = 64
 #: Names of the distributions, as their metadata folders have them.
@@ -46,10 +47,16 @@ class _Question:
 
 
 class Installed:
-    """Thread-safe. `folder` None: answers are kept in memory alone."""
+    """Thread-safe. `folder` None: answers are kept in memory alone.
 
-    def __init__(self, *, run: Run, folder: Path | None, now: Callable[[], float] = time.monotonic) -> None:
-        self._run, self._now = run, now
+    `lasting` False is for a program that ends soon: it asks only where nothing is known, and leaves no question behind.
+    """
+
+    def __init__(
+        self, *, run: Run, folder: Path | None, now: Callable[[], float] = time.monotonic, lasting: bool = True
+    ) -> None:
+        self._run, self._now, self._lasting = run, now, lasting
+        self._limit = ASK_SECONDS if lasting else SHORT_SECONDS
         self._path = folder / "installed.json" if folder is not None else None
         self._lock = threading.Lock()
         self._asking: dict[str, threading.Event] = {}
@@ -73,11 +80,11 @@ class Installed:
         key = _key(command, version)
         if question is None or key is None:
             return base
+        wait_seconds = wait_seconds if self._lasting else 3 * SHORT_SECONDS  # two questions end by themselves
         with self._lock:
             answer = self._answers.get(key)
-            if answer is None:
-                done = self._ask(key, question)
-        if answer is None and done is not None and done.wait(wait_seconds):
+            done = self._ask(key, question) if answer is None and (self._lasting or base.names is None) else None
+        if done is not None and done.wait(wait_seconds):
             with self._lock:
                 answer = self._answers.get(key)
         if answer is None:
@@ -98,9 +105,9 @@ class Installed:
     def _answer(self, key: str, question: _Question, done: threading.Event) -> None:
         names = said = None
         try:
-            text = self._run((*_QUIET, *question.help), ASK_SECONDS)
+            text = self._run((*_QUIET, *question.help), self._limit)
             names = option_names(text) if text is not None else None
-            said = self._run((*_QUIET, *question.version), ASK_SECONDS) if names and question.version else None
+            said = self._run((*_QUIET, *question.version), self._limit) if names and question.version else None
         finally:
             with self._lock:
                 if names is None:

@@ -53,7 +53,7 @@ def _checked(args: argparse.Namespace, config: AgentConfig) -> dict[str, Any]:
         profile,
         _inventory(args, config),
         served_names=_names(entry),
-        installed=Installed(run=run_quietly, folder=config.state_dir),
+        installed=Installed(run=run_quietly, folder=config.state_dir, lasting=False),
     )
     ranks = [_shown(launch) for launch in found.ranks]
     out: dict[str, Any] = {"ok": not found.problems, "problems": [_problem(problem) for problem in found.problems]}

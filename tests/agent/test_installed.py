@@ -139,6 +139,15 @@ def test_another_version_is_not_judged_by_the_list(command: tuple[str, ...]) -> 
     assert (found.version, found.names) == ("0.11.0", None)
 
 
+def test_a_command_that_ends_soon_asks_only_what_it_does_not_know(tmp_path: Path, command: tuple[str, ...]) -> None:
+    program = Program()
+    installed = Installed(run=program, folder=tmp_path, lasting=False)
+    assert installed.known(VLLM, command).version == "0.99.1"
+    packaged(command, "vllm-0.32.0.dist-info")
+    assert installed.known(VLLM, command).version == "0.32.0"
+    assert len(program.asked) == 2
+
+
 def test_llama_server_takes_exact_names_alone(tmp_path: Path, command: tuple[str, ...]) -> None:
     program = Program(LLAMA, "version: 10434 (81ddd8b)\nbuilt with cc\n")
     found = Installed(run=program, folder=None).known(EngineKind.LLAMACPP, command[:1], wait_seconds=10)
