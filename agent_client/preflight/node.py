@@ -35,7 +35,7 @@ def _disk(config: AgentConfig, spec: ShardSpec) -> Iterator[Problem]:
         return
     need = 2 * config.log_bytes
     if free < need:
-        text = f"{free // _MIB} MiB are free in {config.state_dir}, its output may take {need // _MIB}"
+        text = f"{free // _MIB} MiB are free in {config.state_dir}, its output may take {need // _MIB} MiB"
         yield _problem(spec, FailureCode.DISK_FULL, text, "free some, or lower log_bytes in agent.yaml")
 
 

@@ -6,10 +6,12 @@ from django import forms
 from django.contrib import admin
 from django.db.models import Count, Q
 from django.http import HttpRequest
+from django.utils.safestring import SafeString
 from unfold.decorators import display
 from unfold.widgets import UnfoldAdminTextareaWidget
 
 from agent_client.profile import Entry
+from fleet.admin import commands
 from fleet.admin.base import MachineOwnedAdmin, ServiceDeleteAdmin
 from fleet.domain.states import ReplicaState
 from fleet.models import CatalogModel, ProfileRevision, ServedName
@@ -58,7 +60,7 @@ class CatalogModelAdmin(ServiceDeleteAdmin):
     list_display = ["name", "truth", "engine", "revision", "updated_at"]
     list_filter = ["updated_at"]
     search_fields = ["name"]
-    fields = ["name", "aliases", "replicas", "profile", "endpoints", "revision"]
+    fields = ["name", "aliases", "replicas", "profile", "endpoints", "revision", "command"]
 
     def get_queryset(self, request: HttpRequest) -> Any:
         ready = Count("replica_set", filter=Q(replica_set__state=ReplicaState.READY))
@@ -73,7 +75,11 @@ class CatalogModelAdmin(ServiceDeleteAdmin):
         return str(model.profile.get("engine", "")) if model.profile is not None else "endpoints"
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        return ["revision", "name"] if obj else ["revision"]
+        return ["revision", "command", "name"] if obj else ["revision", "command"]
+
+    @display(description="command")
+    def command(self, model: CatalogModel) -> SafeString | str:
+        return commands.of_model(model)
 
     def save_model(self, request: HttpRequest, obj: CatalogModel, form: Any, change: bool) -> None:
         catalog.save_entry(form.entry, actor=request.user.get_username())

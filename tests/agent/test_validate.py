@@ -115,7 +115,7 @@ WRONG: list[tuple[Callable[[Node], Any], str, dict[str, Any], str, str]] = [
     (nothing, QWEN8, {"expert_parallel": True}, "no_experts", "it has no experts"),
     (nothing, QWEN8, {"tensor_parallel": 8}, "too_few_free", "4 free h100-sxm-80gb in one NVLink domain, 8 needed"),
     (nothing, QWEN8, {"gpu_class": "a100-sxm-80gb"}, "no_class", "a100-sxm-80gb is needed"),
-    (nothing, QWEN8, {"extra_args": ["--swap-space", "4"]}, "flag_unknown", "--swap-space in extra_args: the vllm 0.32"),
+    (nothing, QWEN8, {"extra_args": ["--swap-space", "4"]}, "flag_unknown", "--swap-space in extra_args: the vllm"),
     (nothing, QWEN8, {"extra_args": ["--tensor-parallel", "2"]}, "flag_owned", "it reaches --tensor-parallel-size"),
     (nothing, QWEN8, {"gpu_memory_utilization": 1.7}, "bad_value", "gpu_memory_utilization = 1.7"),
     (nothing, QWEN8, {"swap_space": 4}, "unknown_field", "`swap_space` is not known"),
