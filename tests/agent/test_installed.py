@@ -1,6 +1,7 @@
 """What installed engines say of themselves: asked once, never waited for, and nothing refused on a guess."""
 
 import json
+import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from agent_client.engines.help_text import Known, option_names, unknown_flags
 from agent_client.engines.options import table
+from agent_client.hardware.program import run_quietly
 from agent_client.installed import AGAIN_SECONDS, Installed, packaged_version
 from agent_client.profile import EngineKind
 
@@ -194,3 +196,15 @@ def test_an_unknown_flag_is_refused_by_name_with_version_and_nearest() -> None:
     assert "--max-num-seqs" in problem.hint
     (other,) = unknown_flags(["--headless-not"], KNOWN, set_by_user=False)
     assert "it has no option --headless-not, which this profile needs" in other.text
+
+
+@pytest.mark.long
+@pytest.mark.timeout(150)
+@pytest.mark.skipif(not os.environ.get("LLMGW_TEST_VLLM"), reason="LLMGW_TEST_VLLM does not name a vllm program")
+def test_the_real_vllm_tells_its_version_and_every_option_of_the_list(tmp_path: Path) -> None:
+    command = (os.environ["LLMGW_TEST_VLLM"], "serve")
+    found = Installed(run=run_quietly, folder=tmp_path).known(VLLM, command, wait_seconds=140)
+    assert found.numbers is not None
+    assert found.numbers[:2] == (0, 32)
+    answer = next(iter(json.loads((tmp_path / "installed.json").read_text()).values()))
+    assert set(answer["names"]) >= set(table("vllm").by_name)
