@@ -67,7 +67,7 @@ class Agent:
             tools=NodeTools(
                 preflight=self._preflight,
                 command=lambda profile: preflight.command_for(config, profile.engine) or (),
-                free_ports=preflight.Ports(config.policy.ports, config.mgmt_addr).take,
+                free_ports=preflight.Ports(config.policy.ports, config.mgmt_addr, owner=str(config.state_dir)).take,
                 probe=_probe,
                 running=_running,
             ),

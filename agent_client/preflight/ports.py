@@ -3,6 +3,7 @@
 import socket
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterable
 
 #: Between the answer here and the caller's own record of it, on which the next answers rest.
@@ -10,10 +11,18 @@ PROMISED_SECONDS = 2.0
 
 
 class Ports:
-    """Thread-safe: two starts at the same time get different ports."""
+    """Thread-safe: two starts at the same time get different ports.
 
-    def __init__(self, ports: range, address: str, *, now: Callable[[], float] = time.monotonic) -> None:
-        self._ports, self._address, self._now = ports, address, now
+    `owner` says where in the range to begin: an engine may bind its port a minute after it was tried, and until then a
+    second agent on the machine must not find it free.
+    """
+
+    def __init__(
+        self, ports: range, address: str, *, owner: str = "", now: Callable[[], float] = time.monotonic
+    ) -> None:
+        begin = zlib.crc32(owner.encode()) % len(ports) if owner else 0
+        self._parts = (ports[begin:], ports[:begin])
+        self._address, self._now = address, now
         self._promised: dict[int, float] = {}
         self._lock = threading.Lock()
 
@@ -22,14 +31,18 @@ class Ports:
         with self._lock:
             now, used = self._now(), set(taken)
             self._promised = {port: until for port, until in self._promised.items() if until > now}
-            run = self._ports.start
-            for port in self._ports:
-                if port in used or port in self._promised or not is_free(port, self._address):
-                    run = port + 1
-                elif port - run + 1 == count:
-                    self._promised.update(dict.fromkeys(range(run, port + 1), now + PROMISED_SECONDS))
-                    return range(run, port + 1)
-            return None
+            found = next((row for part in self._parts if (row := self._row(part, used, count)) is not None), None)
+            self._promised.update(dict.fromkeys(found or (), now + PROMISED_SECONDS))
+            return found
+
+    def _row(self, part: range, used: set[int], count: int) -> range | None:
+        begin = part.start
+        for port in part:
+            if port in used or port in self._promised or not is_free(port, self._address):
+                begin = port + 1
+            elif port - begin + 1 == count:
+                return range(begin, port + 1)
+        return None
 
 
 def is_free(port: int, address: str) -> bool:

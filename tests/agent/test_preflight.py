@@ -189,6 +189,17 @@ def test_a_squatted_port_is_passed_over_and_a_row_is_unbroken() -> None:
         assert ports.take({first + 5}, 3) == row
 
 
+def test_two_agents_on_one_machine_begin_at_different_ports_and_use_the_whole_range() -> None:
+    """An engine binds its port up to a minute after it was tried."""
+    first = free_port()
+    ports = range(first, first + 10)
+    assert Ports(ports, "127.0.0.1", owner="/state/a").take(set()) != Ports(ports, "127.0.0.1", owner="/b").take(set())
+    one = Ports(ports, "127.0.0.1", owner="/state/a")
+    given = [one.take(set()) for _ in range(11)]
+    assert {row[0] for row in given if row} <= set(ports)
+    assert given[10] is None
+
+
 def test_an_order_that_does_not_fit_reaches_the_control_plane_as_code_sentence_and_hint(machine: Machine) -> None:
     machine.inventory = {"gpus": []}
     assert machine.check().refusal == (
