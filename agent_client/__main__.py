@@ -2,26 +2,17 @@
 
 import argparse
 import asyncio
-import json
 import logging
 import os
-import shlex
 import sys
 from pathlib import Path
-from typing import Any
 
-import yaml
-
-from agent_client import __version__, fit, preflight
+from agent_client import __version__, validate
 from agent_client.app import Agent
 from agent_client.config import AgentConfig, ConfigError, load
-from agent_client.engines import Launch, LaunchSpec, PlanError, plan
-from agent_client.hardware import DiscoveryOptions, discover
 from agent_client.hardware import cli as hardware_cli
 from agent_client.identity import StateDirBusy, forget_identity, load_identity, lock_state_dir
 from agent_client.ledger import Ledger
-from agent_client.profile import Problem, Profile, ProfileError, parse_profile
-from agent_client.supervisor.launching import PROGRAMS
 
 CONFIG_FLAGS = ("server", "node_id", "mgmt_addr", "state_dir", "join_secret_file")
 
@@ -56,10 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     hardware_cli.add_arguments(commands.add_parser("inventory", parents=[common], help="show this machine's hardware"))
     commands.add_parser("join", parents=[common], help="forget the old identity; the next run enrols anew")
     commands.add_parser("status", parents=[common], help="show what this agent knows of itself")
-    validate = commands.add_parser("validate", parents=[common], help="check a profile against this node")
-    validate.add_argument("profile", metavar="PROFILE.yaml")
-    validate.add_argument("--show-command", action="store_true")
-    validate.add_argument("--json", action="store_true")
+    validate.add_arguments(commands.add_parser("validate", parents=[common], help="check a profile against this node"))
     return parser
 
 
@@ -111,71 +99,7 @@ def _status(args: argparse.Namespace, config: AgentConfig) -> int:
 
 
 def _validate(args: argparse.Namespace, config: AgentConfig) -> int:
-    out: dict[str, Any] = {"ok": False, "problems": [], "argv": [], "env": {}, "origins": {}}
-    try:
-        data = yaml.safe_load(Path(args.profile).read_text(encoding="utf-8"))
-        profile = parse_profile(data.get("profile", data) if isinstance(data, dict) else data)
-        ranks = [_shown(_launch(config, profile, rank)) for rank in range(profile.nodes)]
-        against = fit.problems(config, profile, data.get("profile", data), discover(_options(config)).to_json())
-        out["problems"] = [_problem(problem) for problem in against]
-        out |= {"ok": not against, **ranks[0]} | ({"ranks": ranks} if len(ranks) > 1 else {})
-    except (ProfileError, PlanError) as error:
-        out["problems"] = [_problem(problem) for problem in error.problems]
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        out["problems"] = [{"code": "unreadable", "text": f"cannot read {args.profile}: {error}", "hint": ""}]
-    if args.json:
-        print(json.dumps(out, indent=2))
-    else:
-        for problem in out["problems"]:
-            print(problem["text"] + (f"; {problem['hint']}" if problem["hint"] else ""), file=sys.stderr)
-        if out["ok"]:
-            print("ok")
-        for rank, shown in enumerate(out.get("ranks", [out]) if out["argv"] and args.show_command else []):
-            if "ranks" in out:
-                print(f"# rank {rank} of {profile.nodes}")
-            for name, value in shown["env"].items():
-                print(f"{name}={value}   # {shown['origins'][name]}")
-            print(shlex.join(shown["argv"]))
-    return 0 if out["ok"] else 1
-
-
-def _options(config: AgentConfig) -> DiscoveryOptions:
-    ledger = Ledger(config.state_dir / "ledger.json")
-    pids = tuple(entry.pid for entry in ledger.entries.values() if entry.pid)
-    return DiscoveryOptions(**config.of_hardware(), owned_pids=lambda: pids)
-
-
-def _launch(config: AgentConfig, profile: Profile, rank: int) -> Launch:
-    """With stand-ins for what the control plane gives: the key, the cards, the address of the first rank."""
-    spec = LaunchSpec(
-        replica="validate/1",
-        served_names=("model",),
-        profile=profile,
-        port=config.policy.ports[0],
-        address=config.mgmt_addr,
-        rank=rank,
-        nodes=profile.nodes,
-        gpus=tuple(f"GPU-{i}" for i in range(profile.gpus_per_node)),
-        engine_key="(generated for each replica)",
-        command=preflight.command_for(config, profile.engine) or (),
-        rendezvous=(config.mgmt_addr, config.policy.ports[-1]),
-        secrets=dict.fromkeys(config.secrets, "(secret)"),
-        python=sys.executable,
-        programs=PROGRAMS,
-    )
-    return plan(spec)
-
-
-def _shown(launch: Launch) -> dict[str, Any]:
-    return {
-        "argv": list(launch.shown_argv),
-        "env": {variable.name: variable.shown for variable in launch.env},
-        "origins": {variable.name: variable.origin for variable in launch.env},
-    }
-
-
-def _problem(problem: Problem) -> dict[str, str]:
-    return {"code": problem.code, "text": problem.text, "hint": problem.hint}
+    return validate.run(args, config)
 
 
 COMMANDS = {"run": _run, "inventory": _inventory, "join": _join, "status": _status, "validate": _validate}

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 import platform
 import signal
@@ -14,10 +13,12 @@ from typing import Any
 
 from agent_client import __version__, preflight, probes
 from agent_client.config import AgentConfig
-from agent_client.engines import PlanError, Readiness, plan
+from agent_client.engines import Readiness
 from agent_client.hardware import Discovery, DiscoveryOptions, Inventory
 from agent_client.hardware.leftovers import oom_killed, still_held
+from agent_client.hardware.program import run_quietly
 from agent_client.identity import INSTANCE_ID, Identity, boot_id, load_identity, machine_id, save_identity
+from agent_client.installed import Installed
 from agent_client.ledger import Ledger
 from agent_client.link import Link
 from agent_client.profile import Profile, ProfileError, parse_profile
@@ -46,7 +47,6 @@ from agent_client.protocol.messages import (
 )
 from agent_client.protocol.states import FailureCode
 from agent_client.supervisor import Figures, NodeTools, OrderRefused, Supervisor
-from agent_client.supervisor.launching import launch_spec
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +69,7 @@ class Agent:
         self._look = asyncio.Event()
         self._registered_anew = asyncio.Event()
         self._ledger = Ledger(config.state_dir / "ledger.json")
+        self._installed = Installed(run=run_quietly, folder=config.state_dir)
         self._supervisor = Supervisor(
             config=config,
             ledger=self._ledger,
@@ -76,7 +77,7 @@ class Agent:
             tools=NodeTools(
                 preflight=self._preflight,
                 command=lambda profile: preflight.command_for(config, profile.engine) or (),
-                free_port=lambda taken: preflight.free_port(config.policy.ports, taken, config.mgmt_addr),
+                free_ports=preflight.Ports(config.policy.ports, config.mgmt_addr, owner=str(config.state_dir)).take,
                 probe=_probe,
                 load=_load,
                 holders=self._holders,
@@ -107,6 +108,7 @@ class Agent:
             asyncio.get_running_loop().add_signal_handler(number, ended.set)
         await self._supervisor.adopt()
         await self._discover()
+        preflight.ask_engines(self._config, self._installed)
         work = (self._link.run(), self._beat(), self._watch_hardware(), self._report_often())
         tasks = [asyncio.create_task(item) for item in work]
         waiter = asyncio.create_task(ended.wait())
@@ -270,8 +272,8 @@ class Agent:
         """In a thread. Cards are looked at anew: a stranger may have come since placement was told of them."""
         inventory = self._see() if spec.gpus else self._inventory
         data = inventory.to_json() if inventory else {}
-        refused = preflight.check(self._config, profile, spec, data, self._supervisor.owned_pids())
-        return (refused.code.value, refused.detail, refused.hint) if refused else None
+        owned = self._supervisor.owned_pids()
+        return preflight.check(self._config, profile, spec, data, owned, installed=self._installed).refusal
 
     def _sick_card(self, spec: ShardSpec) -> tuple[str, str] | None:
         """In a thread, when an engine has failed: the last look may be older than what made it fail."""
@@ -289,21 +291,10 @@ class Agent:
         ours = set(replaced.spec.get("gpus") or ()) if replaced else set()
         cards = [{**gpu, "memory_used_mib": None} if gpu.get("uuid") in ours else gpu for gpu in data.get("gpus") or []]
         owned = self._supervisor.owned_pids()
-        refused = preflight.check(self._config, profile, message.spec, {**data, "gpus": cards}, owned)
-        if refused is not None:
-            return Checked(check=message.check, code=refused.code, detail=refused.detail, hint=refused.hint)
-        try:
-            self._plan(message.spec, profile)
-        except PlanError as error:
-            first = error.problems[0]
-            return Checked(check=message.check, code=first.code, detail=str(error), hint=first.hint)
-        return Checked(check=message.check)
-
-    def _plan(self, spec: ShardSpec, profile: Profile) -> None:
-        """Make its command; ports and the place to meet are any. Raises PlanError."""
-        meeting = dataclasses.replace(spec, rendezvous_address=self._config.mgmt_addr, rendezvous_port=1)
-        command = preflight.command_for(self._config, profile.engine) or ()
-        plan(launch_spec(self._config, meeting, profile, port=self._config.policy.ports.start, command=command))
+        facts = {**data, "gpus": cards}
+        found = preflight.check(self._config, profile, message.spec, facts, owned, installed=self._installed).refusal
+        code, detail, hint = found or ("", "", "")
+        return Checked(check=message.check, code=code, detail=detail, hint=hint)
 
     def _holders(self, gpus: tuple[str, ...]) -> str:
         return still_held(self._see().to_json(), gpus)

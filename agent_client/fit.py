@@ -1,27 +1,76 @@
 """Could this node run a profile, and why not: what `validate` adds to the profile's own rules."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agent_client import preflight
 from agent_client.config import AgentConfig
+from agent_client.engines import Launch, internal_ports, plan
+from agent_client.installed import Installed
+from agent_client.launching import launch_spec
 from agent_client.profile import NvlinkRule, Problem, Profile
+from agent_client.profile.memory import MemoryEstimate
 from agent_client.protocol.messages import ShardSpec
+from agent_client.protocol.states import FailureCode
 
 Gpu = Mapping[str, Any]
 
 
-def problems(
-    config: AgentConfig, profile: Profile, data: Mapping[str, Any], inventory: Mapping[str, Any]
-) -> list[Problem]:
-    """`data`: the profile as it is written. What stands against it on this node alone, cards first."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """`ranks`: the launch of each rank, as on this node; empty when no command can be made."""
+
+    problems: tuple[Problem, ...]
+    ranks: tuple[Launch, ...]
+    estimate: MemoryEstimate
+
+
+def check(
+    config: AgentConfig,
+    profile: Profile,
+    inventory: Mapping[str, Any],
+    *,
+    served_names: tuple[str, ...] = ("model",),
+    installed: Installed | None = None,
+) -> Fit:
+    """With stand-ins for what the control plane gives: the key, the address of the first rank, cards where none fit.
+
+    Where no cards are free, those of the class are still judged by: what is wrong with the model shows at once.
+    """
     cards, against = choose(profile, inventory)
-    spec = ShardSpec(replica="it", served_names=("model",), profile=data, gpus=tuple(str(gpu["uuid"]) for gpu in cards))
-    out = [against] if against else []
-    refused = preflight.check(config, profile, spec, inventory, ())
-    if refused is not None:
-        out.append(Problem(code=refused.code.value, field="node", text=refused.detail, hint=refused.hint))
-    return out
+    judged = cards or _of_class(profile, inventory)[: profile.gpus_per_node]
+    spec = ShardSpec(
+        replica=f"{served_names[0]}/1",
+        served_names=served_names,
+        profile={},
+        nodes=profile.nodes,
+        gpus=tuple(str(gpu["uuid"]) for gpu in judged),
+        engine_key="(made for each replica)",
+        rendezvous_address=config.mgmt_addr,
+        rendezvous_port=config.policy.ports[-1] - 1 if profile.nodes > 1 else None,
+    )
+    checked = preflight.check(config, profile, spec, inventory, (), installed=installed)
+    of_cards = (FailureCode.GPU_MISSING, FailureCode.GPU_BUSY, FailureCode.MEMORY_TAKEN)
+    found = [problem for problem in checked.problems if against is None or problem.code not in of_cards]
+    if checked.launch is None:
+        ranks: tuple[Launch, ...] = ()
+    else:
+        gpus = spec.gpus or tuple(f"GPU-{n}" for n in range(profile.gpus_per_node))
+        ranks = tuple(_launch(config, profile, replace(spec, rank=n, gpus=gpus)) for n in range(profile.nodes))
+    return Fit(problems=((against,) if against else ()) + tuple(found), ranks=ranks, estimate=checked.estimate)
+
+
+def _launch(config: AgentConfig, profile: Profile, spec: ShardSpec) -> Launch:
+    first = config.policy.ports[0]
+    ports = range(first, first + 1 + internal_ports(profile))
+    command = preflight.command_for(config, profile.engine) or ()
+    return plan(launch_spec(config, spec, profile, ports=ports, command=command))
+
+
+def _of_class(profile: Profile, inventory: Mapping[str, Any]) -> Sequence[Gpu]:
+    units = [gpu for gpu in inventory.get("gpus", ()) if gpu.get("class") and gpu.get("mig_mode") != "enabled"]
+    return [gpu for gpu in units if not profile.gpu_class or gpu["class"] in profile.gpu_class]
 
 
 def choose(profile: Profile, inventory: Mapping[str, Any]) -> tuple[Sequence[Gpu], Problem | None]:

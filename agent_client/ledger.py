@@ -32,6 +32,11 @@ class Entry:
     readiness: dict[str, Any] = field(default_factory=dict)
     argv: list[str] = field(default_factory=list)  # as it may be shown, without secrets
     env: dict[str, str] = field(default_factory=dict)  # the same
+    internal_ports: list[int] = field(default_factory=list)
+
+    @property
+    def ports(self) -> set[int]:
+        return {self.port, *self.internal_ports}
 
 
 _FIELDS = frozenset(item.name for item in fields(Entry))

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 
 from agent_client.engines import custom, echo, llamacpp, sglang, vllm
-from agent_client.engines.base import Adapter, EnvVar, Launch, LaunchSpec, PlanError, Readiness
-from agent_client.profile import EngineKind
+from agent_client.engines.base import Adapter, Launch, LaunchSpec, PlanError, Readiness
+from agent_client.engines.command import EnvVar, Origin, Word
+from agent_client.profile import EngineKind, Profile
 
 ADAPTERS: Mapping[EngineKind, Adapter] = {
     EngineKind.VLLM: vllm.plan,
@@ -13,6 +14,8 @@ ADAPTERS: Mapping[EngineKind, Adapter] = {
     EngineKind.ECHO: echo.plan,
     EngineKind.CUSTOM: custom.plan,
 }
+
+_INTERNAL_PORTS = {EngineKind.VLLM: vllm.internal_ports, EngineKind.SGLANG: sglang.internal_ports}
 
 #: The program looked for when the node's policy names no command; echo runs with the agent's own Python, and so does
 #: SGLang where it is installed beside the agent.
@@ -27,4 +30,22 @@ def plan(spec: LaunchSpec) -> Launch:
     return ADAPTERS[spec.profile.engine](spec)
 
 
-__all__ = ["ADAPTERS", "DEFAULT_COMMANDS", "EnvVar", "Launch", "LaunchSpec", "PlanError", "Readiness", "plan"]
+def internal_ports(profile: Profile) -> int:
+    """How many ports the engine takes beside the one that it serves on, one after the other."""
+    count = _INTERNAL_PORTS.get(profile.engine)
+    return count(profile) if count is not None else 0
+
+
+__all__ = [
+    "ADAPTERS",
+    "DEFAULT_COMMANDS",
+    "EnvVar",
+    "Launch",
+    "LaunchSpec",
+    "Origin",
+    "PlanError",
+    "Readiness",
+    "Word",
+    "internal_ports",
+    "plan",
+]

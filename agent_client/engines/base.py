@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
+from agent_client.engines.command import EnvVar, Origin, Word, origins
 from agent_client.profile import Problem, Profile, ProfileError, SecretRef
 
 
@@ -21,24 +21,14 @@ class LaunchSpec:
     gpus: tuple[str, ...] = ()  # UUIDs
     engine_key: str | None = field(default=None, repr=False)
     command: tuple[str, ...] = ()  # the node policy's command for this engine, or the default one
+    command_origin: Origin = Origin.LLMGW
+    internal_ports: tuple[int, ...] = ()  # as many as engines.internal_ports() says, one after the other
     engine_env: Mapping[str, str] = field(default_factory=dict)
     fabric_env: Mapping[str, str] = field(default_factory=dict)
     rendezvous: tuple[str, int] | None = None
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     python: str = "python3"
     programs: str = "agent_client/programs"  # folder of the engine programs that come with the agent
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvVar:
-    name: str
-    value: str
-    origin: str  # profile, node policy, fabric, automatic, llmgw
-    secret: bool = False
-
-    @property
-    def shown(self) -> str:
-        return "(secret)" if self.secret else self.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,14 +43,21 @@ class Readiness:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    argv: tuple[str, ...]
+    words: tuple[Word, ...]
     env: tuple[EnvVar, ...]
     readiness: Readiness = Readiness()
-    secret_words: frozenset[int] = frozenset()  # places in argv that must not be shown
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        return tuple(word.text for word in self.words)
 
     @property
     def shown_argv(self) -> tuple[str, ...]:
-        return tuple("(secret)" if n in self.secret_words else word for n, word in enumerate(self.argv))
+        return tuple(word.shown for word in self.words)
+
+    @property
+    def origins(self) -> Mapping[str, Origin]:
+        return origins(self.words, self.env)
 
 
 Adapter = Callable[[LaunchSpec], Launch]
@@ -77,23 +74,26 @@ def environment(
     automatic: Mapping[str, str] | None = None,
     secrets: Iterable[str] = (),
 ) -> tuple[EnvVar, ...]:
-    """The variables of an engine: the profile's win over the fabric's over the node policy's over the automatic ones.
+    """The variables of an engine. What people wrote goes before what was worked out, llmgw's own before all.
+
+    So: automatic, the fabric's, the node policy's, the profile's, `owned`; the later wins.
 
     What llmgw owns wins over all. Raises PlanError when the profile names a secret that this node does not hold.
     """
     rows: dict[str, EnvVar] = {}
-    for name, text in (automatic or {}).items():
-        rows[name] = EnvVar(name=name, value=text, origin="automatic")
-    for name, text in spec.engine_env.items():
-        rows[name] = EnvVar(name=name, value=text, origin="node policy", secret=_looks_secret(name))
-    for name, text in spec.fabric_env.items():
-        rows[name] = EnvVar(name=name, value=text, origin="fabric")
+    for origin, given in (
+        (Origin.AUTOMATIC, automatic or {}),
+        (Origin.FABRIC, spec.fabric_env),
+        (Origin.NODE, spec.engine_env),
+    ):
+        for name, text in given.items():
+            rows[name] = EnvVar(name=name, value=text, origin=origin, secret=_looks_secret(name))
     missing = []
     for name, value in spec.profile.env.items():
         if not isinstance(value, SecretRef):
-            rows[name] = EnvVar(name=name, value=value, origin="profile", secret=_looks_secret(name))
+            rows[name] = EnvVar(name=name, value=value, origin=Origin.USER, secret=_looks_secret(name))
         elif value.name in spec.secrets:
-            rows[name] = EnvVar(name=name, value=spec.secrets[value.name], origin=f"secret {value.name}", secret=True)
+            rows[name] = EnvVar(name=name, value=spec.secrets[value.name], origin=Origin.USER, secret=True)
         else:
             missing.append(
                 Problem(
@@ -107,8 +107,15 @@ def environment(
         raise PlanError(missing)
     hidden = set(secrets)
     for name, text in owned.items():
-        rows[name] = EnvVar(name=name, value=text, origin="llmgw", secret=name in hidden)
+        rows[name] = EnvVar(name=name, value=text, origin=Origin.LLMGW, secret=name in hidden)
     return tuple(rows.values())
+
+
+def command(spec: LaunchSpec, default: Iterable[str]) -> list[Word]:
+    """The program's own words, before any argument."""
+    if not spec.command:
+        return [Word(text=text, origin=Origin.LLMGW) for text in default]
+    return [Word(text=text, origin=spec.command_origin) for text in spec.command]
 
 
 def cards(spec: LaunchSpec) -> dict[str, str]:
@@ -139,11 +146,6 @@ def refuse_env(spec: LaunchSpec, owned: Iterable[str]) -> Iterable[Problem]:
         if name in spec.profile.env:
             text = f"cannot use env {name}: the engine would read from it what llmgw sets itself"
             yield Problem(code="env_owned", field=f"profile.env.{name}", text=text, hint="leave it out")
-
-
-def flag(name: str, value: Any) -> tuple[str, ...]:
-    """`--name value`, or nothing for None."""
-    return () if value is None else (name, str(value))
 
 
 def _looks_secret(name: str) -> bool:

@@ -1,11 +1,14 @@
 """A custom engine: argv from a template. It runs only where the node's own policy lists `custom`."""
 
-from agent_client.engines.base import Launch, LaunchSpec, PlanError, Readiness, cards, environment
+from dataclasses import replace
+
+from agent_client.engines.base import Launch, LaunchSpec, PlanError, Readiness, cards, command, environment
+from agent_client.engines.command import asked, extra
 from agent_client.profile import Problem
 
 
 def plan(spec: LaunchSpec) -> Launch:
-    template = spec.command or tuple(spec.profile.options.get("command", ()))
+    template = command(spec, ()) or asked(*spec.profile.options.get("command", ()))
     values = {
         "model": spec.profile.model,
         "name": spec.served_names[0],
@@ -16,7 +19,8 @@ def plan(spec: LaunchSpec) -> Launch:
         "nodes": str(spec.nodes),
     }
     try:
-        argv = [str(word).format_map(values) for word in (*template, *spec.profile.extra_args)]
+        template += extra(spec.profile)
+        words = [replace(word, text=word.text.format_map(values)) for word in template]
     except (KeyError, ValueError, IndexError) as error:
         text = f"cannot launch {spec.replica}: the custom command has an unknown placeholder ({error})"
         hint = "known: " + ", ".join(f"{{{name}}}" for name in values)
@@ -31,4 +35,4 @@ def plan(spec: LaunchSpec) -> Launch:
         chat=bool(options.get("probe", True)),
     )
     env = environment(spec, owned, secrets=["LLMGW_ENGINE_KEY"])
-    return Launch(argv=tuple(argv), env=env, readiness=readiness)
+    return Launch(words=tuple(words), env=env, readiness=readiness)

@@ -1,6 +1,7 @@
 """The built-in echo engine: no model at all; it says back what it is asked. For trying llmgw out, and for its tests."""
 
-from agent_client.engines.base import Launch, LaunchSpec, cards, environment, refuse
+from agent_client.engines.base import Launch, LaunchSpec, cards, command, environment, refuse
+from agent_client.engines.command import asked, extra, ours
 from agent_client.engines.options import refused, table
 
 PROGRAM = "echo_server.py"
@@ -10,7 +11,8 @@ OWNED_FLAGS = ("--host", "--port", "--served-model-name")
 
 def plan(spec: LaunchSpec) -> Launch:
     refuse(spec, refused(spec.profile.extra_args, table(OPTIONS), OWNED_FLAGS))
-    argv = [*(spec.command or (spec.python, f"{spec.programs}/{PROGRAM}"))]
-    argv += ["--host", spec.address, "--port", str(spec.port), "--served-model-name", *spec.served_names]
+    words = command(spec, (spec.python, f"{spec.programs}/{PROGRAM}"))
+    words += ours("--host", spec.address, "--port", spec.port)
+    words += [*asked("--served-model-name", *spec.served_names), *extra(spec.profile)]
     owned = cards(spec) | ({"LLMGW_ENGINE_KEY": spec.engine_key} if spec.engine_key else {})
-    return Launch(argv=(*argv, *spec.profile.extra_args), env=environment(spec, owned, secrets=["LLMGW_ENGINE_KEY"]))
+    return Launch(words=tuple(words), env=environment(spec, owned, secrets=["LLMGW_ENGINE_KEY"]))

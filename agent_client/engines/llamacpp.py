@@ -2,7 +2,8 @@
 
 from enum import StrEnum
 
-from agent_client.engines.base import Launch, LaunchSpec, Readiness, cards, environment, refuse, refuse_env
+from agent_client.engines.base import Launch, LaunchSpec, Readiness, cards, command, environment, refuse, refuse_env
+from agent_client.engines.command import asked, extra, ours
 from agent_client.engines.options import OptionTable, refused, table
 
 XLLAMACPP_PROGRAM = "xllamacpp_server"
@@ -57,35 +58,39 @@ def options(command: tuple[str, ...]) -> OptionTable:
 
 
 def plan(spec: LaunchSpec) -> Launch:
-    command = spec.command or ("llama-server",)
-    if variant(command) is Variant.LLAMA_CPP_PYTHON:
-        return _plan_python(spec, command)
+    program = spec.command or ("llama-server",)
+    if variant(program) is Variant.LLAMA_CPP_PYTHON:
+        return _plan_python(spec, program)
     profile = spec.profile
-    words = refused(profile.extra_args, options(command), OWNED_FLAGS)
-    refuse(spec, (*words, *refuse_env(spec, OWNED_ENV)))
+    known = refused(profile.extra_args, options(program), OWNED_FLAGS)
+    refuse(spec, (*known, *refuse_env(spec, OWNED_ENV)))
     parallel = int(profile.options.get("parallel", 4))
-    context = profile.max_model_len
-    argv = [*command, "--model", profile.model, "--host", spec.address, "--port", str(spec.port)]
-    argv += ["--alias", ",".join(spec.served_names), "--parallel", str(parallel), "--metrics"]
+    words = [*command(spec, program), *asked("--model", profile.model)]
+    words += ours("--host", spec.address, "--port", spec.port)
+    words += asked("--alias", ",".join(spec.served_names))
+    words += [*asked("--parallel", parallel), *ours("--metrics")]
     # llama-server shares -c among its slots: a request may use context x 1 only when each slot has that much.
-    argv += ["--ctx-size", str(context * parallel)] if context else []
+    words += asked("--ctx-size", profile.max_model_len and profile.max_model_len * parallel)
     owned = cards(spec) if profile.gpus_total else {}
     if spec.engine_key:
         owned["LLAMA_API_KEY"] = spec.engine_key
-    return Launch(argv=(*argv, *profile.extra_args), env=environment(spec, owned, secrets=["LLAMA_API_KEY"]))
+    env = environment(spec, owned, secrets=["LLAMA_API_KEY"])
+    return Launch(words=(*words, *extra(profile)), env=env)
 
 
-def _plan_python(spec: LaunchSpec, command: tuple[str, ...]) -> Launch:
+def _plan_python(spec: LaunchSpec, program: tuple[str, ...]) -> Launch:
     """It answers one request at a time and takes its key as API_KEY (pydantic settings read the environment)."""
     profile = spec.profile
-    words = refused(profile.extra_args, options(command), OWNED_PYTHON_FLAGS)
-    refuse(spec, (*words, *refuse_env(spec, OWNED_PYTHON_ENV)))
-    argv = [*command, "--model", profile.model, "--host", spec.address, "--port", str(spec.port)]
-    argv += ["--model_alias", spec.served_names[0]]
-    argv += ["--n_ctx", str(profile.max_model_len)] if profile.max_model_len else []
+    known = refused(profile.extra_args, options(program), OWNED_PYTHON_FLAGS)
+    refuse(spec, (*known, *refuse_env(spec, OWNED_PYTHON_ENV)))
+    words = [*command(spec, program), *asked("--model", profile.model)]
+    words += ours("--host", spec.address, "--port", spec.port)
+    words += asked("--model_alias", spec.served_names[0])
+    words += asked("--n_ctx", profile.max_model_len)
     owned = cards(spec) if profile.gpus_total else {}
     if spec.engine_key:
         owned["API_KEY"] = spec.engine_key
     env = environment(spec, owned, secrets=["API_KEY"])
+    words += extra(profile)
     readiness = Readiness(health_path="/v1/models", one_at_a_time=True)
-    return Launch(argv=(*argv, *profile.extra_args), env=env, readiness=readiness)
+    return Launch(words=tuple(words), env=env, readiness=readiness)

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
-from agent_client.engines.base import Launch, LaunchSpec, cards, environment, flag, refuse, rendezvous
+from agent_client.engines.base import Launch, LaunchSpec, cards, command, environment, refuse, rendezvous
+from agent_client.engines.command import Word, asked, extra, ours
 from agent_client.engines.options import refused, table
-from agent_client.profile import Problem
+from agent_client.profile import Problem, Profile
 
 OPTIONS = "sglang"
 MODULE = ("-m", "sglang.launch_server")
@@ -22,47 +23,56 @@ OWNED_FLAGS = (
 _CACHE_DTYPES = {"fp8": "fp8_e4m3"}
 
 
+#: Attention data parallelism takes the ports after its meeting point (server_args.py PortArgs: +1 to +6).
+_ATTENTION_PORTS = 7
+_ATTENTION_FLAGS = ("--attn-dp-size", "--enable-dp-attention", "--dp-attention")
+
+
+def internal_ports(profile: Profile) -> int:
+    """One for NCCL; on one node the meeting point of attention data parallelism is the agent's to give, too."""
+    return 1 + (_ATTENTION_PORTS if profile.nodes == 1 and _spreads_attention(profile) else 0)
+
+
 def plan(spec: LaunchSpec) -> Launch:
     profile = spec.profile
     refuse(spec, (*refused(profile.extra_args, table(OPTIONS), OWNED_FLAGS), *_names(spec)))
-    argv, key_by_environment = _command(spec)
-    argv += ["--model-path", profile.model, "--host", spec.address, "--port", str(spec.port)]
-    argv += ["--served-model-name", spec.served_names[0], "--tp-size", str(profile.tensor_parallel)]
+    words, key_by_environment = _command(spec)
+    words += [*asked("--model-path", profile.model), *ours("--host", spec.address, "--port", spec.port)]
+    words += asked("--served-model-name", spec.served_names[0])
+    words += asked("--tp-size", profile.tensor_parallel)
     if profile.pipeline_parallel > 1:
-        argv += ["--pp-size", str(profile.pipeline_parallel)]
+        words += asked("--pp-size", profile.pipeline_parallel)
     if profile.data_parallel > 1:
-        argv += ["--dp-size", str(profile.data_parallel)]
+        words += asked("--dp-size", profile.data_parallel)
     if profile.expert_parallel:
-        argv += ["--ep-size", str(profile.tensor_parallel)]
-    argv += flag("--context-length", profile.max_model_len)
-    argv += flag("--mem-fraction-static", profile.gpu_memory_utilization)
-    argv += flag("--dtype", profile.dtype)
-    argv += flag("--quantization", profile.quantization)
+        words += asked("--ep-size", profile.tensor_parallel)
+    words += asked("--context-length", profile.max_model_len)
+    words += asked("--mem-fraction-static", profile.gpu_memory_utilization)
+    words += asked("--dtype", profile.dtype)
+    words += asked("--quantization", profile.quantization)
     cache_dtype = profile.kv_cache_dtype
-    argv += flag("--kv-cache-dtype", _CACHE_DTYPES.get(cache_dtype or "", cache_dtype))
-    argv += [*_ranks(spec), "--enable-metrics"]
+    words += asked("--kv-cache-dtype", _CACHE_DTYPES.get(cache_dtype or "", cache_dtype))
+    words += [*_ranks(spec), *_ports(spec), *ours("--enable-metrics")]
     owned = cards(spec) if profile.gpus_total else {}
-    hidden = frozenset[int]()
     if spec.engine_key and key_by_environment:
         owned[KEY_VARIABLE] = spec.engine_key
     elif spec.engine_key:
-        argv += ["--api-key", spec.engine_key]
-        hidden = frozenset({len(argv) - 1})
-    automatic = {"SGLANG_HOST_IP": spec.address} if spec.nodes > 1 else {}
-    env = environment(spec, owned, automatic=automatic, secrets=[KEY_VARIABLE])
-    return Launch(argv=(*argv, *profile.extra_args), env=env, secret_words=hidden)
+        words += ours("--api-key", spec.engine_key, secret=True)
+    address = {"SGLANG_HOST_IP": spec.address} if spec.nodes > 1 else {}
+    env = environment(spec, owned, automatic=address, secrets=[KEY_VARIABLE])
+    return Launch(words=(*words, *extra(profile)), env=env)
 
 
-def _command(spec: LaunchSpec) -> tuple[list[str], bool]:
+def _command(spec: LaunchSpec) -> tuple[list[Word], bool]:
     """Its words, and whether it takes the key from the environment.
 
     SGLang knows only --api-key, which every user of the node can see: a small program of the agent runs the
     same module and adds it inside. A policy's command of another form (a container, a script) gets --api-key.
     """
-    command = list(spec.command or (spec.python, *MODULE))
-    if tuple(command[-2:]) == MODULE and len(command) > 2:
-        return [*command[:-2], f"{spec.programs}/{PROGRAM}", *MODULE], True
-    return command, False
+    words = command(spec, (spec.python, *MODULE))
+    if tuple(word.text for word in words[-2:]) == MODULE and len(words) > 2:
+        return [*words[:-2], *ours(f"{spec.programs}/{PROGRAM}"), *words[-2:]], True
+    return words, False
 
 
 def _names(spec: LaunchSpec) -> Iterator[Problem]:
@@ -74,10 +84,25 @@ def _names(spec: LaunchSpec) -> Iterator[Problem]:
         yield Problem(code="name_unsupported", field="name", text=text, hint=hint)
 
 
-def _ranks(spec: LaunchSpec) -> list[str]:
+def _ranks(spec: LaunchSpec) -> list[Word]:
     meeting = rendezvous(spec)
     if meeting is None:
         return []
     address, port = meeting
     host = f"[{address}]" if ":" in address else address
-    return ["--dist-init-addr", f"{host}:{port}", "--nnodes", str(spec.nodes), "--node-rank", str(spec.rank)]
+    return ours("--dist-init-addr", f"{host}:{port}", "--nnodes", spec.nodes, "--node-rank", spec.rank)
+
+
+def _ports(spec: LaunchSpec) -> list[Word]:
+    """Without them it looks for free ones itself, or counts from the port that it serves on."""
+    ports = spec.internal_ports
+    if not ports:
+        return []
+    words = ours("--nccl-port", ports[0])
+    if spec.nodes == 1 and len(ports) > 1:
+        words += ours("--dist-init-addr", f"127.0.0.1:{ports[1]}")
+    return words
+
+
+def _spreads_attention(profile: Profile) -> bool:
+    return any(word.split("=", 1)[0] in _ATTENTION_FLAGS for word in profile.extra_args)

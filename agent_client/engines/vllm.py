@@ -1,7 +1,9 @@
 """vLLM: `vllm serve MODEL …`. Checked against the complete option list of vLLM 0.32 in the tests."""
 
-from agent_client.engines.base import Launch, LaunchSpec, cards, environment, flag, refuse, rendezvous
+from agent_client.engines.base import Launch, LaunchSpec, cards, command, environment, refuse, rendezvous
+from agent_client.engines.command import Word, asked, extra, ours
 from agent_client.engines.options import refused, table
+from agent_client.profile import Profile
 
 OPTIONS = "vllm"
 #: Where and how it serves, what it runs on, and what the profile has fields for.
@@ -19,34 +21,47 @@ OWNED_FLAGS = (
 )
 
 
+#: Counted up from VLLM_PORT: torch's rendezvous, and the message queues of a head with ranks elsewhere.
+_INTERNAL_PORTS, _INTERNAL_PORTS_OVER_NODES = 1, 2
+
+
+def internal_ports(profile: Profile) -> int:
+    """Copies inside one engine would all begin to count at VLLM_PORT at once, so the kernel gives them theirs."""
+    if profile.data_parallel > 1:
+        return 0
+    return _INTERNAL_PORTS if profile.nodes == 1 else _INTERNAL_PORTS_OVER_NODES
+
+
 def plan(spec: LaunchSpec) -> Launch:
     profile = spec.profile
     refuse(spec, refused(profile.extra_args, table(OPTIONS), OWNED_FLAGS))
-    argv: list[str] = [*(spec.command or ("vllm", "serve")), profile.model]
-    argv += ["--host", spec.address, "--port", str(spec.port), "--served-model-name", *spec.served_names]
-    argv += ["--tensor-parallel-size", str(profile.tensor_parallel)]
+    words = [*command(spec, ("vllm", "serve")), *asked(profile.model)]
+    words += ours("--host", spec.address, "--port", spec.port)
+    words += asked("--served-model-name", *spec.served_names)
+    words += asked("--tensor-parallel-size", profile.tensor_parallel)
     if profile.pipeline_parallel > 1:
-        argv += ["--pipeline-parallel-size", str(profile.pipeline_parallel)]
+        words += asked("--pipeline-parallel-size", profile.pipeline_parallel)
     if profile.data_parallel > 1:
-        argv += ["--data-parallel-size", str(profile.data_parallel)]
+        words += asked("--data-parallel-size", profile.data_parallel)
     if profile.expert_parallel:
-        argv += ["--enable-expert-parallel"]
-    argv += flag("--max-model-len", profile.max_model_len)
-    argv += flag("--gpu-memory-utilization", profile.gpu_memory_utilization)
-    argv += flag("--dtype", profile.dtype)
-    argv += flag("--quantization", profile.quantization)
-    argv += flag("--kv-cache-dtype", profile.kv_cache_dtype)
-    argv += _ranks(spec)
+        words += asked("--enable-expert-parallel")
+    words += asked("--max-model-len", profile.max_model_len)
+    words += asked("--gpu-memory-utilization", profile.gpu_memory_utilization)
+    words += asked("--dtype", profile.dtype)
+    words += asked("--quantization", profile.quantization)
+    words += asked("--kv-cache-dtype", profile.kv_cache_dtype)
+    words += [*_ranks(spec), *extra(profile)]
     owned = cards(spec) if profile.gpus_total else {}
     if spec.engine_key:
         owned["VLLM_API_KEY"] = spec.engine_key
-    # Else it takes the default route's.
-    automatic = {"VLLM_HOST_IP": spec.address} if spec.nodes > 1 else {}
-    env = environment(spec, owned, automatic=automatic, secrets=["VLLM_API_KEY"])
-    return Launch(argv=(*argv, *profile.extra_args), env=env)
+    if spec.internal_ports:
+        owned["VLLM_PORT"] = str(spec.internal_ports[0])
+    address = {"VLLM_HOST_IP": spec.address} if spec.nodes > 1 else {}  # else it takes the default route's
+    env = environment(spec, owned, automatic=address, secrets=["VLLM_API_KEY"])
+    return Launch(words=tuple(words), env=env)
 
 
-def _ranks(spec: LaunchSpec) -> list[str]:
+def _ranks(spec: LaunchSpec) -> list[Word]:
     """Its own multi-node form: ranks are cut from data x pipeline x tensor parallel; all but the first serve nothing.
 
     From --nnodes it also works out how many data-parallel copies a node has (engine/arg_utils.py).
@@ -55,6 +70,7 @@ def _ranks(spec: LaunchSpec) -> list[str]:
     if meeting is None:
         return []
     address, port = meeting
-    argv = ["--nnodes", str(spec.nodes), "--node-rank", str(spec.rank)]
-    argv += ["--master-addr", address, "--master-port", str(port)]
-    return argv + (["--headless"] if spec.rank > 0 else [])
+    words = ours("--nnodes", spec.nodes, "--node-rank", spec.rank, "--master-addr", address, "--master-port", port)
+    if spec.profile.data_parallel > 1:
+        words += ours("--data-parallel-rpc-port", port + 1)
+    return words + (ours("--headless") if spec.rank > 0 else [])

@@ -80,6 +80,12 @@ def is_stuck(name: str) -> bool:
     return child is not None and child.poll() is None
 
 
+def run_quietly(argv: Sequence[str], deadline_seconds: float) -> str | None:
+    """Both streams of a program that ended by itself in time, whatever its exit code; else None."""
+    done = run(argv, deadline_seconds=deadline_seconds, name=" ".join(argv))
+    return None if done.code is None else done.text
+
+
 def _collect(child: subprocess.Popen[bytes], until: float) -> tuple[bytes, bytes, bool]:
     """Both streams, and whether it ended in time. A grandchild that keeps a stream is not waited for."""
     if child.stdout is None or child.stderr is None:

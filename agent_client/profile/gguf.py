@@ -5,6 +5,7 @@ Form: github.com/ggml-org/ggml/blob/master/docs/gguf.md. Little-endian, versions
 
 import math
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,12 @@ MOST_TENSORS = 262_144
 _KEPT_ITEMS = 1_024  # of arrays of numbers (one a layer); longer ones are passed over
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+_ALIGNMENT = 32  # of the tensors, unless general.alignment says otherwise
+
+#: Every which layer attends to everything, where the header names a window and no pattern; 1 is all of them.
+#: llama.cpp: src/models, load_arch_hparams and set_swa_pattern. Of other architectures it is not known here.
+_FULL_EVERY = {"gemma2": 2, "gemma3": 6, "gpt-oss": 2, "cohere2": 4, "llama4": 4, "phi3": 1}
+_LLAMA4_WINDOW = 8192  # its header names none
 
 #: Tensor type → name, weights a block, bytes a block (ggml.h, ggml-common.h).
 TYPES: dict[int, tuple[str, int, int]] = {
@@ -57,6 +64,10 @@ TYPES: dict[int, tuple[str, int, int]] = {
 }
 
 
+class HeaderCutOff(FactsError):
+    """cannot read the header: it goes on after the bytes that were given."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufHeader:
     """`values` holds the numbers, short texts and short lists; `lengths` how long each list is."""
@@ -69,6 +80,7 @@ class GgufHeader:
     parameters: int
     kinds: dict[str, int]  # parameters by tensor type
     header_bytes: int
+    file_bytes: int | None = None  # that a whole file has at least; None as for tensor_bytes
 
 
 class _Reader:
@@ -78,7 +90,7 @@ class _Reader:
 
     def take(self, count: int) -> memoryview:
         if count > len(self._data) - self.at:
-            raise FactsError(f"cannot read the GGUF header: it goes on after {len(self._data)} bytes")
+            raise HeaderCutOff(f"cannot read the GGUF header: it goes on after {len(self._data)} bytes")
         self.at += count
         return self._data[self.at - count : self.at]
 
@@ -133,15 +145,19 @@ def read_header(data: bytes) -> GgufHeader:
         if value is not None:
             values[key] = value
     size: int | None = 0
+    end = 0
     kinds: dict[str, int] = {}
     for _ in range(tensors):
         reader.string()
         dimensions = [reader.number("Q") for _ in range(min(reader.number("I"), 8))]
-        kind, _offset = reader.number("I"), reader.number("Q")
+        kind, offset = reader.number("I"), reader.number("Q")
         count = math.prod(dimensions)
         name, block, width = TYPES.get(kind, (f"type {kind}", 0, 0))
         kinds[name] = kinds.get(name, 0) + count
         size = size + count // block * width if size is not None and block else None
+        end = max(end, offset + (count // block * width if block else 0))
+    alignment = whole(values.get("general.alignment")) or _ALIGNMENT
+    begin = -(-reader.at // alignment) * alignment
     return GgufHeader(
         version=version,
         values=values,
@@ -151,6 +167,7 @@ def read_header(data: bytes) -> GgufHeader:
         parameters=sum(kinds.values()),
         kinds=kinds,
         header_bytes=reader.at,
+        file_bytes=begin + end if size is not None else None,
     )
 
 
@@ -169,7 +186,8 @@ def facts_of_gguf(header: GgufHeader, *, weights_bytes: int | None = None) -> Mo
     layers, heads = number("block_count"), number("attention.head_count")
     hidden, rank = number("embedding_length"), number("attention.kv_lora_rank")
     experts, dense = number("expert_count"), number("leading_dense_block_count") or 0
-    window, rope = number("attention.sliding_window"), number("rope.dimension_count")
+    rope = number("rope.dimension_count")
+    full, windowed, window = _windows(architecture, values, layers)
     per_head = hidden // heads if hidden and heads and hidden % heads == 0 else None
     main = max(header.kinds, key=lambda kind: header.kinds[kind], default="")
     return ModelFacts(
@@ -184,8 +202,8 @@ def facts_of_gguf(header: GgufHeader, *, weights_bytes: int | None = None) -> Mo
         vocabulary=number("vocab_size") or whole(header.lengths.get("tokenizer.ggml.tokens")),
         context=number("context_length"),
         mla=Mla(kv_lora_rank=rank, rope_head_dim=rope) if rank and rope else None,
-        full_layers=layers if not window else None,  # which layers have the window, the header does not say
-        window_layers=0 if not window else None,
+        full_layers=full,
+        window_layers=windowed,
         linear_layers=0 if not number("ssm.state_size") else None,
         window=window,
         experts=experts,
@@ -196,3 +214,22 @@ def facts_of_gguf(header: GgufHeader, *, weights_bytes: int | None = None) -> Mo
         quantization=Quantization(method="gguf", algorithm=main),
         weights_bytes=weights_bytes if weights_bytes is not None else header.tensor_bytes,
     )
+
+
+def _windows(
+    architecture: str, values: Mapping[str, Any], layers: int | None
+) -> tuple[int | None, int | None, int | None]:
+    """Layers that attend to everything, layers with a window, and the window. None where the header does not tell."""
+    window = whole(values.get(f"{architecture}.attention.sliding_window"))
+    if architecture == "llama4" and f"{architecture}.attention.sliding_window" not in values:
+        window = _LLAMA4_WINDOW
+    if not window or layers is None:
+        return layers, 0, window
+    pattern = values.get(f"{architecture}.attention.sliding_window_pattern", _FULL_EVERY.get(architecture))
+    if isinstance(pattern, list) and pattern:  # one a layer: whether it has the window
+        windowed = sum(bool(pattern[n % len(pattern)]) for n in range(layers))
+        return layers - windowed, windowed, window
+    if not isinstance(pattern, int) or isinstance(pattern, bool):
+        return None, None, window
+    full = layers // pattern if pattern > 0 else 0
+    return full, layers - full, window if layers > full else None

@@ -63,7 +63,10 @@ def memory(on: Subject, made: MemoryEstimate) -> Iterator[Problem]:
     device … is less than desired GPU memory utilization", v1/worker. SGLang goes on with less cache than one request.
     """
     total = on.memory_total_mib
-    if total is None or made.weights is None or on.has_argument(*_ELSEWHERE):
+    if on.has_argument(*_ELSEWHERE):
+        return
+    yield from _taken(on, made)
+    if total is None or made.weights is None:
         return
     budget, weights = made.budget(total), made.weights
     have = f"{budget / GIB:.1f} of {total * MIB / GIB:.1f} GiB may be used (gpu_memory_utilization {made.share or 1:g})"
@@ -85,7 +88,6 @@ def memory(on: Subject, made: MemoryEstimate) -> Iterator[Problem]:
             f"{weights / GIB:.1f} GiB; {have}",
             f"set max_model_len to {most} or less{half}, or use more GPUs",
         )
-    yield from _taken(on, made)
 
 
 def _larger(on: Subject, weights: int, budget: int) -> str:
@@ -98,20 +100,22 @@ def _larger(on: Subject, weights: int, budget: int) -> str:
 
 
 def _taken(on: Subject, made: MemoryEstimate) -> Iterator[Problem]:
-    if not on.is_vllm or made.share is None:
-        return
+    """vLLM wants its share of the whole card free at start; SGLang can't do without room for the weights."""
     for card in on.cards:
         total, free = card.memory_total_mib, card.memory_free_mib
-        if total is None or free is None or free + _SHARE_KNOWN_MIB >= total * made.share:
+        if total is None or free is None:
             continue
-        yield on.problem(
-            "memory_taken",
-            "gpu_memory_utilization",
-            f"{free / 1024:.1f} of {total / 1024:.1f} GiB are free on {card.name or 'a GPU'}, gpu_memory_utilization "
-            f"{made.share:g} needs {total * made.share / 1024:.1f} GiB",
-            "see what else uses the card, or lower gpu_memory_utilization",
-        )
-        return
+        shown = f"{free / 1024:.1f} of {total / 1024:.1f} GiB are free on {card.name or 'a GPU'}"
+        if on.is_vllm and made.share is not None and free + _SHARE_KNOWN_MIB < total * made.share:
+            need = f"gpu_memory_utilization {made.share:g} needs {total * made.share / 1024:.1f} GiB"
+            hint = "see what else uses the card, or lower gpu_memory_utilization"
+            yield on.problem("memory_taken", "gpu_memory_utilization", f"{shown}, {need}", hint)
+            return
+        weights = made.weights
+        if on.is_sglang and weights is not None and free * MIB <= weights < made.budget(total):
+            need = f"its weights take {weights / GIB:.1f} GiB of each"
+            yield on.problem("memory_taken", "gpus", f"{shown}, {need}", "see what else uses the card")
+            return
 
 
 def _with_sizes(on: Subject, problems: list[Problem]) -> Iterator[Problem]:

@@ -45,6 +45,16 @@ class FailureCode(StrEnum):
     LOST_TRACK = "lost_track"  # the engine ended while no agent watched
     AGENT_ERROR = "agent_error"  # a mistake of the agent's own
     SECRET_MISSING = "secret_missing"  # noqa: S105  (a code, not a secret)
+    CONFIG_MISSING = "config_missing"  # what preflight finds in a model's folder
+    MODEL_INCOMPLETE = "model_incomplete"
+    MODEL_UNREADABLE = "model_unreadable"
+    WEIGHTS_INCOMPLETE = "weights_incomplete"
+    TOKENIZER_MISSING = "tokenizer_missing"
+    FLAG_UNKNOWN = "flag_unknown"  # to the version of the engine that this node has
+    MEMORY_TAKEN = "memory_taken"  # on the cards, by something else
+    SHM_TOO_SMALL = "shm_too_small"
+    DISK_FULL = "disk_full"
+    FABRIC_DOWN = "fabric_down"
 
 
 #: Another node may do better; the others are wrong everywhere.
@@ -58,6 +68,16 @@ NODE_LOCAL_FAILURES = frozenset(
         FailureCode.NO_PORT,
         FailureCode.STATE_UNWRITABLE,
         FailureCode.SECRET_MISSING,
+        FailureCode.CONFIG_MISSING,
+        FailureCode.MODEL_INCOMPLETE,
+        FailureCode.MODEL_UNREADABLE,
+        FailureCode.WEIGHTS_INCOMPLETE,
+        FailureCode.TOKENIZER_MISSING,
+        FailureCode.FLAG_UNKNOWN,
+        FailureCode.MEMORY_TAKEN,
+        FailureCode.SHM_TOO_SMALL,
+        FailureCode.DISK_FULL,
+        FailureCode.FABRIC_DOWN,
     }
 )
 

@@ -63,7 +63,9 @@ class Supervisor:
             ledger=ledger,
             boot_id=boot_id,
             mark=mark,
-            tools=dataclasses.replace(tools, free_port=lambda taken: tools.free_port(taken | self._found_ports())),
+            tools=dataclasses.replace(
+                tools, free_ports=lambda taken, n: tools.free_ports(taken | self._found_ports(), n)
+            ),
             limits=limits or Limits(),
             on_report=on_report,
             labels=self._accounted,

@@ -3,26 +3,28 @@
 from dataclasses import asdict
 from pathlib import Path
 
-from agent_client.engines import Launch, PlanError, plan
+from agent_client.engines import Launch, PlanError, internal_ports, plan
+from agent_client.launching import launch_spec, no_ports
 from agent_client.ledger import Entry
 from agent_client.machine import Failure
 from agent_client.protocol.codec import plain_part
 from agent_client.protocol.states import FailureCode
 from agent_client.supervisor.attempt import Held
 from agent_client.supervisor.ground import Ground
-from agent_client.supervisor.launching import launch_spec
 
 
 def choose(ground: Ground, held: Held) -> Launch | Failure:
     """Sets the entry. One at a time: two must not choose one port. Blocks: for a thread."""
     spec = held.spec
-    port = ground.tools.free_port({entry.port for entry in list(ground.ledger.entries.values())})
-    if port is None:
-        text = f"cannot start {spec.replica}: no port of {ground.config.policy.ports} is free"
-        return Failure(code=FailureCode.NO_PORT.value, detail=text)
+    taken = {port for entry in list(ground.ledger.entries.values()) for port in entry.ports}
+    count = 1 + internal_ports(held.profile)
+    ports = ground.tools.free_ports(taken, count)
+    if ports is None:
+        code, text, hint = no_ports(spec, ground.config.policy.ports, count)
+        return Failure(code=code, detail=text, hint=hint)
     try:
         command = ground.tools.command(held.profile)
-        launch = plan(launch_spec(ground.config, spec, held.profile, port=port, command=command))
+        launch = plan(launch_spec(ground.config, spec, held.profile, ports=ports, command=command))
     except PlanError as error:
         first = error.problems[0]
         return Failure(code=first.code, detail=str(error), hint=first.hint)
@@ -31,9 +33,10 @@ def choose(ground: Ground, held: Held) -> Launch | Failure:
         shard=held.shard,
         epoch=held.epoch,
         boot_id=ground.boot_id,
-        port=port,
+        port=ports[0],
+        internal_ports=list(ports[1:]),
         spec=plain_part(spec),
-        endpoint=f"http://{address}:{port}",
+        endpoint=f"http://{address}:{ports[0]}",
         log_path=str(log_path(ground, held.shard, held.epoch)),
         readiness=asdict(launch.readiness),
         argv=list(launch.shown_argv),

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from agent_client.engines.phases import farthest
+from agent_client.launching import base_environment
 from agent_client.machine import Attempt, Failure, Shard, Why, effects, events, step, wake_at
 from agent_client.protocol.messages import ShardReport
 from agent_client.protocol.states import FailureCode, ShardState
@@ -19,7 +20,6 @@ from agent_client.supervisor.attempt import Held, limits, spawn
 from agent_client.supervisor.choosing import choose
 from agent_client.supervisor.explaining import explain
 from agent_client.supervisor.ground import Ground
-from agent_client.supervisor.launching import base_environment
 
 log = logging.getLogger(__name__)
 

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
+from agent_client.launching import read_secrets
 from agent_client.machine import Failure, Why
 from agent_client.supervisor import evidence
 from agent_client.supervisor.attempt import Held
 from agent_client.supervisor.ground import Ground
-from agent_client.supervisor.launching import read_secrets
 
 
 def output_of(

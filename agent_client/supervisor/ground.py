@@ -48,7 +48,7 @@ class NodeTools:
 
     preflight: Callable[[Profile, ShardSpec], tuple[str, str, str] | None]  # code, sentence, hint
     command: Callable[[Profile], tuple[str, ...]]
-    free_port: Callable[[set[int]], int | None]
+    free_ports: Callable[[set[int], int], range | None]  # that many in a row, none of those taken
     probe: Callable[[str, Readiness, str, str | None], Awaitable[bool]]
     load: Callable[[str, str | None], Awaitable[Figures]]
     holders: Callable[[tuple[str, ...]], str] = _nothing_held  # what still lies on cards, in words

@@ -13,6 +13,7 @@ from unfold.decorators import display
 from unfold.widgets import UnfoldAdminTextareaWidget
 
 from agent_client.profile import Entry
+from fleet.admin import commands
 from fleet.admin.base import MachineOwnedAdmin, ServiceDeleteAdmin
 from fleet.admin.display import LABELS, table
 from fleet.admin.explanation import panel
@@ -72,7 +73,7 @@ class CatalogModelAdmin(ServiceDeleteAdmin):
     list_filter = ["updated_at"]
     search_fields = ["name"]
     actions = ["pause", "resume", "roll_back"]
-    fields = ["copies", "name", "aliases", "replicas", "profile", "endpoints", "revision"]
+    fields = ["copies", "name", "aliases", "replicas", "profile", "endpoints", "revision", "command"]
 
     def get_queryset(self, request: HttpRequest) -> Any:
         ready = Count("replica_set", filter=Q(replica_set__state=ReplicaState.READY))
@@ -114,7 +115,12 @@ class CatalogModelAdmin(ServiceDeleteAdmin):
         return str(model.profile.get("engine", "")) if model.profile is not None else "endpoints"
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        return ["copies", "revision", "name"] if obj else ["copies", "revision"]
+        own = ["copies", "revision", "command"]
+        return [*own, "name"] if obj else own
+
+    @display(description="command")
+    def command(self, model: CatalogModel) -> SafeString | str:
+        return commands.of_model(model)
 
     def save_model(self, request: HttpRequest, obj: CatalogModel, form: Any, change: bool) -> None:
         catalog.save_entry(form.entry, actor=request.user.get_username())

@@ -11,6 +11,7 @@ from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 from unfold.decorators import display
 
+from fleet.admin import commands
 from fleet.admin.base import MachineOwnedAdmin
 from fleet.admin.confirm import DrainForm, ask
 from fleet.admin.display import LABELS, table
@@ -31,10 +32,11 @@ class ReplicaAdmin(MachineOwnedAdmin):
     fieldsets = [
         (None, {"fields": ["sentence", "why", "where"]}),
         ("Failures", {"fields": ["failures"]}),
+        ("Command", {"fields": ["command"]}),
         ("Events", {"fields": ["events"]}),
         ("Facts", {"fields": ["model", "number", "revision", "wish", "state", "attempt", "endpoint", "crash_count"]}),
     ]
-    readonly_fields = ["sentence", "why", "where", "failures", "events"]
+    readonly_fields = ["sentence", "why", "where", "failures", "command", "events"]
 
     @display(description="state", ordering="state", label=LABELS)
     def shown_state(self, replica: Replica) -> str:
@@ -62,8 +64,7 @@ class ReplicaAdmin(MachineOwnedAdmin):
     @display(description="Where")
     def where(self, replica: Replica) -> SafeString | str:
         rows = []
-        shards = replica.shards.select_related("node").prefetch_related("claims__gpu").order_by("-epoch", "rank")
-        for shard in shards[:8]:
+        for shard in _shards(replica)[:8]:
             cards = ", ".join(f"GPU {claim.gpu.index}" for claim in shard.claims.all()) or "CPU"
             pids = ", ".join(map(str, shard.pids)) or "-"
             far = "" if shard.progress is None else f" {shard.progress:.0%}"
@@ -77,6 +78,10 @@ class ReplicaAdmin(MachineOwnedAdmin):
         if not found:
             return "-"
         return format_html_join("", "<pre>{}</pre>", ((json.dumps(failure, indent=1),) for failure in found))
+
+    @display(description="Command")
+    def command(self, replica: Replica) -> SafeString | str:
+        return commands.of_replica(replica, _shards(replica).filter(epoch=replica.attempt))
 
     @display(description="Events")
     def events(self, replica: Replica) -> SafeString | str:
@@ -120,6 +125,10 @@ class ReplicaAdmin(MachineOwnedAdmin):
         actor = request.user.get_username()
         act: Any = lambda r: operations.set_wish(replica=r, wish=wish, actor=actor, now=timezone.now())  # noqa: E731
         self.each(request, rows, act, done)
+
+
+def _shards(replica: Replica) -> QuerySet[Shard]:
+    return replica.shards.select_related("node").prefetch_related("claims__gpu").order_by("-epoch", "rank")
 
 
 @admin.register(Shard)

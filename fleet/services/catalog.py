@@ -1,14 +1,16 @@
 """The catalog: apply, diff, export. Declarative and idempotent; the rules stand in agent_client.profile."""
 
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from django.db import IntegrityError, transaction
 
-from agent_client.profile import Entry, ProfileError, parse_catalog, parse_entry
+from agent_client.engines import preview
+from agent_client.profile import Entry, Problem, ProfileError, parse_catalog, parse_entry
 from fleet import doorbell
 from fleet.domain.states import ReplicaWish
-from fleet.models import CatalogModel, ProfileRevision, Replica, ServedName
+from fleet.models import CatalogModel, Node, ProfileRevision, Replica, ServedName
 from fleet.services import rollouts
 from fleet.services.errors import FleetError
 from fleet.services.events import record
@@ -28,9 +30,24 @@ class Change:
 def read_entry(data: Any) -> Entry:
     """One entry; FleetError with every problem."""
     try:
-        return parse_entry(data)
+        entry = parse_entry(data)
+        refuse_unrunnable([entry], _versions())
     except ProfileError as error:
         raise _invalid(error) from None
+    return entry
+
+
+def refuse_unrunnable(entries: Iterable[Entry], versions: Mapping[str, Collection[str]] | None = None) -> None:
+    """Raises ProfileError with what no node would run, as each node's own check would say it.
+
+    `versions`: of each engine kind, those that the nodes have.
+    """
+    found: list[Problem] = []
+    for entry in entries:
+        if entry.profile is not None:
+            found += preview.problems(entry, (versions or {}).get(entry.profile.engine, ()))
+    if found:
+        raise ProfileError(found)
 
 
 def save_entry(entry: Entry, *, actor: str) -> bool:
@@ -94,9 +111,19 @@ def export_catalog() -> dict[str, Any]:
 
 def _entries(data: Any) -> tuple[Entry, ...]:
     try:
-        return parse_catalog(data).models
+        entries = parse_catalog(data).models
+        refuse_unrunnable(entries, _versions())
     except ProfileError as error:
         raise _invalid(error) from None
+    return entries
+
+
+def _versions() -> dict[str, set[str]]:
+    out: dict[str, set[str]] = {}
+    for engines in Node.objects.values_list("engines", flat=True):
+        for kind, version in engines.items():
+            out.setdefault(str(kind), set()).add(str(version))
+    return out
 
 
 def _invalid(error: ProfileError) -> FleetError:

@@ -162,8 +162,7 @@ class Node:
             return Figures(running=found.running, waiting=found.waiting, moving=found.moving)
 
         def check(profile: Any, spec: Any) -> tuple[str, str, str] | None:
-            found = preflight.check(self.config, profile, spec, {}, ())
-            return (found.code.value, found.detail, found.hint) if found else None
+            return preflight.check(self.config, profile, spec, {}, ()).refusal
 
         self.supervisor = Supervisor(
             config=self.config,
@@ -173,7 +172,7 @@ class Node:
                 **{
                     "preflight": check,
                     "command": lambda profile: preflight.command_for(self.config, profile.engine) or (),
-                    "free_port": lambda taken: preflight.free_port(self.config.policy.ports, taken, "127.0.0.1"),
+                    "free_ports": preflight.Ports(self.config.policy.ports, "127.0.0.1").take,
                     "probe": probe,
                     "load": load,
                     **self.tools,

@@ -99,7 +99,7 @@ async def test_a_port_that_was_taken_after_its_choice_costs_another_port_and_no_
         squatter.bind(("127.0.0.1", 0))
         squatter.listen()
         ports = iter([squatter.getsockname()[1], free_port()])
-        node.tools["free_port"] = lambda taken: next(ports)
+        node.tools["free_ports"] = lambda taken, count: range(port := next(ports), port + count)
         script = """
 import os, sys
 port = sys.argv[sys.argv.index("--port") + 1]

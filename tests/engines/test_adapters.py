@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_client.engines import Launch, LaunchSpec, PlanError, plan
+from agent_client.engines import Launch, LaunchSpec, Origin, PlanError, internal_ports, plan
 from agent_client.engines.options import Option, table
 from agent_client.profile import parse_profile
 from tests.e2e.harness import ROOT
@@ -37,7 +37,10 @@ NAMES = st.lists(st.sampled_from(["qwen", "qwen-chat", "default"]), min_size=1, 
 
 def launch(engine: str, *, nodes: int = 1, **fields: Any) -> Launch:
     values: dict[str, Any] = {"replica": "m/1", "served_names": ("m",), "port": 20_000, "engine_key": KEY}
-    for name in ("rank", "gpus", "command", "served_names", "rendezvous", "address", "engine_key", "fabric_env"):
+    for name in (
+        *("rank", "gpus", "command", "command_origin", "served_names", "rendezvous", "address", "engine_key"),
+        *("internal_ports", "fabric_env", "engine_env"),
+    ):
         if name in fields:
             values[name] = fields.pop(name)
     profile = parse_profile({"engine": engine, "model": "/models/m", "nodes": nodes, **fields})
@@ -161,7 +164,7 @@ def test_a_value_of_the_profile_wins_over_the_fabrics_and_that_over_the_automati
     for extra in ({}, {"fabric_env": {variable: "10.9.0.2"}}, {"fabric_env": {variable: "x"}, "env": {variable: "me"}}):
         (row,) = [row for row in launch(engine, nodes=2, **fields, **extra).env if row.name == variable]
         found.append((row.value, row.origin))
-    assert found == [("10.0.0.2", "automatic"), ("10.9.0.2", "fabric"), ("me", "profile")]
+    assert found == [("10.0.0.2", "automatic"), ("10.9.0.2", "fabric"), ("me", "user")]
 
 
 def test_an_address_of_ipv6_is_bracketed_where_a_port_follows() -> None:
@@ -192,7 +195,7 @@ def test_a_policys_own_command_gets_the_key_as_an_argument_that_is_not_shown() -
     assert made.argv[made.argv.index("--api-key") + 1] == KEY
     assert KEY not in " ".join(made.shown_argv)
     assert made.shown_argv[made.argv.index(KEY)] == "(secret)"
-    assert not launch("sglang", command=("sglang", "serve"), engine_key=None).secret_words
+    assert not any(word.secret for word in launch("sglang", command=("sglang", "serve"), engine_key=None).words)
     other = launch("sglang", command=("/opt/sglang/bin/python", "-m", "sglang.launch_server"))
     assert other.argv[0] == "/opt/sglang/bin/python"
     assert KEY not in " ".join(other.argv)
@@ -227,6 +230,75 @@ def test_sglang_gets_its_key_inside_and_nobody_sees_it(tmp_path: Path) -> None:
     assert told["argv"][:2] == ["--model-path", "/models/m"]
     assert KEY not in told["seen"]
     assert (told["child"], told["env"]) == (0, False)
+
+
+def test_each_word_and_variable_tells_who_decided_it() -> None:
+    made = launch(
+        "vllm",
+        nodes=2,
+        tensor_parallel=2,
+        rendezvous=("10.0.0.1", 29_501),
+        command=("/opt/vllm", "serve"),
+        command_origin=Origin.NODE,
+        extra_args=["--max-num-seqs=8", "-O", "3"],
+        env={"NCCL_DEBUG": "INFO", "NCCL_IB_GID_INDEX": "3", "HF_HOME": "/hf"},
+        fabric_env={"NCCL_IB_HCA": "mlx5_0", "NCCL_IB_GID_INDEX": "5"},
+        engine_env={"NCCL_IB_HCA": "mlx5_4", "HF_HOME": "/other"},
+    )
+    values = {v.name: (v.value, v.origin) for v in made.env}
+    assert values["NCCL_IB_GID_INDEX"] == ("3", Origin.USER)
+    assert values["HF_HOME"] == ("/hf", Origin.USER)
+    assert values["NCCL_IB_HCA"] == ("mlx5_4", Origin.NODE)
+    assert values["VLLM_HOST_IP"] == ("127.0.0.1", Origin.AUTOMATIC)
+    assert values["CUDA_VISIBLE_DEVICES"][1] is Origin.LLMGW
+    shown = made.origins
+    assert shown["/opt/vllm"] is Origin.NODE
+    for name in ("/models/m", "--tensor-parallel-size", "--max-num-seqs", "-O", "--served-model-name"):
+        assert shown[name] is Origin.USER
+    for name in ("--port", "--host", "--master-addr", "--nnodes"):
+        assert shown[name] is Origin.LLMGW
+    assert {name for name in shown if name.isdecimal()} == set()
+    flags = {word.split("=")[0] for word in made.argv if word.startswith("-")}
+    assert set(shown) == flags | set(values) | {"/opt/vllm", "serve", "/models/m"}
+
+
+def test_what_is_worked_out_gives_way_to_a_users_value() -> None:
+    fields: dict[str, Any] = {"tensor_parallel": 2, "rendezvous": ("10.0.0.1", 5), "env": {"VLLM_HOST_IP": "10.9.9.9"}}
+    env = {v.name: (v.value, v.origin) for v in launch("vllm", nodes=2, **fields).env}
+    assert env["VLLM_HOST_IP"] == ("10.9.9.9", Origin.USER)
+
+
+def test_a_secret_among_the_arguments_is_not_shown() -> None:
+    made = launch("vllm", extra_args=["--hf-token", "hf_1", "--hf-token=hf_2", "--max-num-batched-tokens", "8192"])
+    assert "hf_1" in made.argv
+    assert not [word for word in made.shown_argv if "hf_" in word]
+    assert "8192" in made.shown_argv
+
+
+PORTS = [
+    ("vllm", {}, 1, {"VLLM_PORT": "20500"}, []),
+    ("vllm", {"data_parallel": 2}, 0, {}, []),
+    ("sglang", {}, 1, {}, ["--nccl-port", "20500"]),
+    ("sglang", {"extra_args": ["--attn-dp-size", "2"]}, 8, {}, ["--dist-init-addr", "127.0.0.1:20501"]),
+    ("llamacpp", {}, 0, {}, []),
+]
+
+
+@pytest.mark.parametrize(("engine", "profile", "count", "env", "words"), PORTS)
+def test_the_ports_between_an_engines_own_processes_are_given(
+    engine: str, profile: dict[str, Any], count: int, env: dict[str, str], words: list[str]
+) -> None:
+    assert internal_ports(parse_profile({"engine": engine, "model": "m", **profile})) == count
+    made = launch(engine, internal_ports=tuple(range(20_500, 20_500 + count)), **profile)
+    checked(made.argv[made.argv.index("--host") :], "llama_server" if engine == "llamacpp" else engine)
+    assert {v.name: v.value for v in made.env if v.name in ("VLLM_PORT",)} == env
+    assert " ".join(words) in " ".join(made.argv)
+
+
+def test_copies_over_nodes_meet_beside_the_rendezvous() -> None:
+    for rank in (0, 1):
+        argv = launch("vllm", nodes=2, rank=rank, data_parallel=2, rendezvous=("10.0.0.1", 29_501)).argv
+        assert argv[argv.index("--data-parallel-rpc-port") + 1] == "29502"
 
 
 def test_sglang_that_is_not_installed_is_told_in_one_line() -> None:

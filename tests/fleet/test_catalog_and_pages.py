@@ -1,5 +1,7 @@
 """The catalog round trip, the REST API and the admin's pages; no secret in any of them."""
 
+import html
+import json
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from django.utils import timezone
 
 from fleet.admin.display import COLOURS
 from fleet.domain.states import CheckState, CommandState, NodeStatus, ReplicaState, RolloutState, Severity
-from fleet.models import GpuClaim, Node, Replica, Shard
+from fleet.models import CatalogModel, GpuClaim, Node, Replica, Shard
 from fleet.services import catalog
 from fleet.services.errors import FleetError
 from routing.keys import new_key
@@ -172,3 +174,50 @@ def test_a_machine_is_deleted_when_nothing_of_a_replica_may_run_there(admin_clie
     assert "gpu-01: deleted" in admin_client.post(url, {"post": "yes"}, follow=True).content.decode()
     assert not Node.objects.exists()
     assert Replica.objects.get().state == ReplicaState.PENDING
+
+
+UNRUNNABLE = [
+    ({"extra_args": ["--tensor-parallel=2"]}, "it reaches --tensor-parallel-size, which llmgw sets itself"),
+    ({"dtype": "bf16"}, "vllm has no dtype bf16"),
+    ({"engine": "sglang", "nodes": 2, "tensor_parallel": 2, "data_parallel": 2}, "no data_parallel 2 over 2 nodes"),
+    ({"engine": "llamacpp", "env": {"LLAMA_ARG_MODELS_DIR": "/x"}}, "cannot use env LLAMA_ARG_MODELS_DIR"),
+    ({"engine": "custom", "options": {"command": ["x", "{nope}"]}}, "unknown placeholder ('nope')"),
+]
+
+
+@pytest.mark.parametrize(("fields", "text"), UNRUNNABLE)
+def test_what_no_node_would_run_is_refused_when_it_is_saved_by_file_api_and_form(
+    api: Client, admin_client: Client, fields: dict[str, Any], text: str
+) -> None:
+    profile = {"engine": "vllm", "model": "/m/q", **fields}
+    with pytest.raises(FleetError) as error:
+        catalog.apply_catalog({"models": [{"name": "q", "profile": profile}]}, actor="t")
+    assert text in error.value.detail
+    answer = api.post("/api/v1/models/", {"name": "q", "profile": profile}, content_type="application/json")
+    assert (answer.status_code, text in answer.json()["detail"]) == (400, True)
+    form = {"name": "q", "aliases": "[]", "replicas": 1, "profile": json.dumps(profile), "endpoints": ""}
+    page = admin_client.post(reverse("admin:fleet_catalogmodel_add"), form)
+    assert text in html.unescape(page.content.decode())
+    assert catalog.export_catalog() == {"models": []}
+
+
+def test_a_flag_is_refused_when_no_node_has_an_engine_that_knows_it() -> None:
+    entry = {"name": "q", "profile": {"engine": "vllm", "model": "/m/q", "extra_args": ["--swap-space", "4"]}}
+    assert catalog.read_entry(entry)  # nobody has said which version runs
+    Node.objects.filter(pk=ready_node("a").node_id).update(engines={"vllm": "0.32.0"})
+    with pytest.raises(FleetError, match=r"the vllm 0\.32\.0 of this node has no such option"):
+        catalog.read_entry(entry)
+    Node.objects.filter(pk=ready_node("b").node_id).update(engines={"vllm": "0.8.5"})
+    assert catalog.read_entry(entry)
+
+
+def test_pages_show_the_command_with_who_decided_each_part_and_no_secret(admin_client: Client) -> None:
+    profile = {"engine": "vllm", "model": "/m/q", "tensor_parallel": 2, "nodes": 2, "env": {"HF_TOKEN": "CANARY"}}
+    catalog.apply_catalog({"models": [{"name": "q", "profile": profile}]}, actor="t")
+    row = CatalogModel.objects.get(name="q")
+    text = admin_client.get(reverse("admin:fleet_catalogmodel_change", args=[row.pk])).content.decode()
+    assert "vllm serve /m/q --host NODE" in text
+    assert "--node-rank 1" in text
+    assert "<td>--tensor-parallel-size</td><td>-</td><td>user</td>" in text
+    assert "<td>VLLM_API_KEY</td><td>(secret)</td><td>llmgw</td>" in text
+    assert "<td>HF_TOKEN</td><td>(secret)</td><td>user</td>" in text

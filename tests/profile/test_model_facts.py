@@ -200,6 +200,43 @@ def test_layers_with_different_heads_count_by_the_largest(tmp_path: Path) -> Non
     assert (facts.heads, facts.kv_heads) == (16, 4)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "window", "pattern", "layers"),
+    [
+        ("gemma3", 1024, None, (4, 22, 1024)),
+        ("gpt-oss", 128, None, (13, 13, 128)),
+        ("gemma2", 4096, 4, (6, 20, 4096)),
+        ("exaone4", 4096, [True, True, True, False], (6, 20, 4096)),
+        ("gpt-oss", 128, 0, (0, 26, 128)),
+        ("phi3", 2047, None, (26, 0, None)),  # llama.cpp gives it no window
+        ("llama4", None, None, (6, 20, 8192)),
+        ("llama4", 0, None, (26, 0, None)),
+        ("llama", None, None, (26, 0, None)),
+        ("what-comes-next", 512, None, (None, None, 512)),
+    ],
+)
+def test_which_layers_of_a_gguf_have_a_window(
+    tmp_path: Path, architecture: str, window: int | None, pattern: Any, layers: tuple[int | None, ...]
+) -> None:
+    writer = gguf.GGUFWriter(str(tmp_path / "x.gguf"), architecture)
+    writer.add_block_count(26)
+    if window is not None:
+        writer.add_sliding_window(window)
+    if isinstance(pattern, list):
+        writer.add_array(f"{architecture}.attention.sliding_window_pattern", pattern)
+    elif pattern is not None:
+        writer.add_uint32(f"{architecture}.attention.sliding_window_pattern", pattern)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    facts = facts_of_gguf(read_header((tmp_path / "x.gguf").read_bytes()))
+    assert (facts.full_layers, facts.window_layers, facts.window) == layers
+
+
+def test_a_gguf_file_is_as_long_as_its_header_says(tiny: Path) -> None:
+    assert read_header(tiny.read_bytes()).file_bytes == tiny.stat().st_size
+
+
 def test_a_cut_header_is_refused_at_every_byte(tiny: Path) -> None:
     data = tiny.read_bytes()
     whole = read_header(data).header_bytes

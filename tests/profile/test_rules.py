@@ -107,6 +107,7 @@ WRONG: list[tuple[str, str, str, list[Card], dict[str, Any]]] = [
     ("memory_weights", "weights take 15.0 GiB of each GPU", LLAMA8, [T4], {"dtype": "float16"}),
     ("memory_context", "one request of 131072 tokens needs 16.0 GiB of KV cache", LLAMA8, [SMALL], {}),
     ("memory_taken", "7.3 of 139.7 GiB are free on H200", QWEN8, [BUSY], {"gpu_memory_utilization": 0.9}),
+    ("memory_taken", "7.3 of 139.7 GiB are free on H200, its weights take 15.3", QWEN8, [BUSY], {"engine": "sglang"}),
     (
         "nodes_not_divisible",
         "does not divide by 3 nodes",
@@ -155,7 +156,7 @@ RIGHT: list[tuple[str, list[Card], dict[str, Any]]] = [
     (LLAMA8, [SMALL], {"engine": "sglang"}),  # it goes on with less cache than one request
     (R1, [H100] * 16, {"tensor_parallel": 16, "nodes": 2}),
     (QWEN8, [], {"quantization": "what-comes-next", "engine_version": (0, 40)}),
-    (QWEN8, [BUSY], {"gpu_memory_utilization": 0.9, "engine": "sglang"}),
+    (QWEN8, [BUSY], {"tensor_parallel": 4, "engine": "sglang"}),  # it takes what is free
     (LLAMA70, [T4], {"engine": "llamacpp"}),
     (LLAMA70, [T4], {"gpus": 0}),
 ]

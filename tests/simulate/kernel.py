@@ -111,9 +111,9 @@ class Kernel:
         engine.handles.append(handle)
         return handle
 
-    def free_port(self, *_: Any) -> int:
-        self._port += 1
-        return self._port
+    def free_ports(self, taken: Any, count: int = 1) -> range:
+        self._port += count
+        return range(self._port - count + 1, self._port + 1)
 
     # -- the world's own hand ----------------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ class Command(BaseCommand):
             data = yaml.safe_load(path.read_text(encoding="utf-8"))
             parsed = parse_catalog(data)
             if options["verb"] == "validate":
+                catalog.refuse_unrunnable(parsed.models)
                 self.stdout.write(f"{path} is valid: {len(parsed.models)} models")
                 return
             dry = options["verb"] == "diff" or options["dry_run"]

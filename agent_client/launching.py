@@ -6,17 +6,19 @@ import sys
 from pathlib import Path
 
 from agent_client.config import AgentConfig
-from agent_client.engines import LaunchSpec
+from agent_client.engines import LaunchSpec, Origin
 from agent_client.profile import Profile
 from agent_client.protocol.messages import ShardSpec
+from agent_client.protocol.states import FailureCode
 
 #: Run as files, not as modules: an engine's working directory is not the agent's.
-PROGRAMS = str(Path(__file__).resolve().parent.parent / "programs")
+PROGRAMS = str(Path(__file__).resolve().parent / "programs")
 
 
 def launch_spec(
-    config: AgentConfig, spec: ShardSpec, profile: Profile, *, port: int, command: tuple[str, ...]
+    config: AgentConfig, spec: ShardSpec, profile: Profile, *, ports: range, command: tuple[str, ...]
 ) -> LaunchSpec:
+    """`ports`: the one to serve on, then those between the engine's own processes."""
     policy = (config.policy.engines or {}).get(profile.engine)
     meeting = None
     if spec.rendezvous_address is not None and spec.rendezvous_port is not None:
@@ -25,13 +27,15 @@ def launch_spec(
         replica=spec.replica,
         served_names=spec.served_names,
         profile=profile,
-        port=port,
+        port=ports[0],
+        internal_ports=tuple(ports[1:]),
         address=config.mgmt_addr,
         rank=spec.rank,
         nodes=spec.nodes,
         gpus=spec.gpus,
         engine_key=spec.engine_key,
         command=command,
+        command_origin=Origin.NODE if policy and policy.command else Origin.LLMGW,
         engine_env=policy.env if policy else {},
         fabric_env=spec.fabric_env,
         rendezvous=meeting,
@@ -39,6 +43,14 @@ def launch_spec(
         python=sys.executable,
         programs=PROGRAMS,
     )
+
+
+def no_ports(spec: ShardSpec, ports: range, count: int) -> tuple[str, str, str]:
+    """Code, sentence and hint."""
+    needed, are = ("no port", "is") if count == 1 else (f"no {count} ports in a row", "are")
+    hint = "widen policy.ports in the node's agent.yaml, or end what listens there"
+    text = f"cannot start {spec.replica}: {needed} of {ports[0]}-{ports[-1]} {are} free"
+    return FailureCode.NO_PORT.value, text, hint
 
 
 def read_secrets(config: AgentConfig) -> dict[str, str]:

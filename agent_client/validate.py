@@ -1,0 +1,117 @@
+"""`validate PROFILE.yaml`: what stands against a profile on this node, and the exact command that would run."""
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from agent_client import fit
+from agent_client.config import AgentConfig
+from agent_client.engines import Launch
+from agent_client.hardware import DiscoveryOptions, discover
+from agent_client.hardware.program import run_quietly
+from agent_client.installed import Installed
+from agent_client.ledger import Ledger
+from agent_client.profile import Problem, ProfileError, parse_profile
+from agent_client.profile.memory import GIB, MemoryEstimate
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("profile", metavar="PROFILE.yaml", help="a profile, or a model of a catalog file")
+    parser.add_argument("--show-command", action="store_true", help="the command and who decided each part of it")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--inventory", metavar="FILE", help="of another machine, as `inventory --json` printed it")
+
+
+def run(args: argparse.Namespace, config: AgentConfig) -> int:
+    out: dict[str, Any] = {"ok": False, "problems": [], "argv": [], "env": {}, "origins": {}}
+    try:
+        out |= _checked(args, config)
+    except ProfileError as error:
+        out["problems"] = [_problem(problem) for problem in error.problems]
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        hint = "give a YAML file with keys and values, such as `engine: vllm`"
+        out["problems"] = [{"code": "unreadable", "text": f"cannot read {args.profile}: {error}", "hint": hint}]
+    if args.json:
+        sys.stdout.write(json.dumps(out, indent=2) + "\n")
+    else:
+        _write(out, show_command=args.show_command)
+    return 0 if out["ok"] else 1
+
+
+def _checked(args: argparse.Namespace, config: AgentConfig) -> dict[str, Any]:
+    data = yaml.safe_load(Path(args.profile).read_text(encoding="utf-8"))
+    entry = data if isinstance(data, dict) and "profile" in data else {"profile": data}
+    profile = parse_profile(entry["profile"])
+    found = fit.check(
+        config,
+        profile,
+        _inventory(args, config),
+        served_names=_names(entry),
+        installed=Installed(run=run_quietly, folder=config.state_dir, lasting=False),
+    )
+    ranks = [_shown(launch) for launch in found.ranks]
+    out: dict[str, Any] = {"ok": not found.problems, "problems": [_problem(problem) for problem in found.problems]}
+    out |= ranks[0] if ranks else {}
+    out |= {"ranks": ranks} if len(ranks) > 1 else {}
+    return out | {"memory": _memory(found.estimate)}
+
+
+def _inventory(args: argparse.Namespace, config: AgentConfig) -> Mapping[str, Any]:
+    if args.inventory:
+        data = json.loads(Path(args.inventory).read_text(encoding="utf-8"))
+        return data if isinstance(data, dict) else {}
+    ledger = Ledger(config.state_dir / "ledger.json")
+    pids = tuple(entry.pid for entry in ledger.entries.values() if entry.pid)
+    return discover(DiscoveryOptions(**config.of_hardware(), owned_pids=lambda: pids)).to_json()
+
+
+def _names(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    """Of a catalog entry; a profile alone has none."""
+    aliases = entry.get("aliases")
+    names = (entry.get("name"), *(aliases if isinstance(aliases, list) else ()))
+    return tuple(name for name in names if isinstance(name, str) and name) or ("model",)
+
+
+def _shown(launch: Launch) -> dict[str, Any]:
+    return {
+        "argv": list(launch.shown_argv),
+        "env": {variable.name: variable.shown for variable in launch.env},
+        "origins": {name: origin.value for name, origin in launch.origins.items()},
+    }
+
+
+def _memory(estimate: MemoryEstimate) -> dict[str, Any]:
+    """Of the fullest GPU; a figure that is not known is null."""
+    parts = [{"name": part.name, "bytes": part.bytes, "how": part.how} for part in estimate.parts]
+    return {"parts": parts, "total_bytes": estimate.total, "share": estimate.share}
+
+
+def _problem(problem: Problem) -> dict[str, str]:
+    return {"code": problem.code, "text": problem.text, "hint": problem.hint}
+
+
+def _write(out: Mapping[str, Any], *, show_command: bool) -> None:
+    for problem in out["problems"]:
+        sys.stderr.write(problem["text"] + (f"; {problem['hint']}" if problem["hint"] else "") + "\n")
+    if out["ok"]:
+        sys.stdout.write("ok\n")
+    ranks: Sequence[Mapping[str, Any]] = out.get("ranks", [out]) if out["argv"] and show_command else []
+    for rank, shown in enumerate(ranks):
+        if len(ranks) > 1:
+            sys.stdout.write(f"# rank {rank} of {len(ranks)}\n")
+        origins = shown["origins"]
+        for name, value in shown["env"].items():
+            sys.stdout.write(f"{name}={shlex.quote(value)}   # {origins[name]}\n")
+        sys.stdout.write(shlex.join(shown["argv"]) + "\n")
+        for name in (name for name in origins if name not in shown["env"]):
+            sys.stdout.write(f"# {name}: {origins[name]}\n")
+    if ranks:
+        known = [part for part in out["memory"]["parts"] if part["bytes"] is not None]
+        for part in known:
+            sys.stdout.write(f"# {part['name']}: {part['bytes'] / GIB:.2f} GiB = {part['how']}\n")
