@@ -8,10 +8,10 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from agent_client import __version__, preflight, probes
+from agent_client import __version__, preflight, probes, weights
 from agent_client.config import AgentConfig
 from agent_client.engines import Readiness
 from agent_client.hardware import Discovery, DiscoveryOptions, Inventory
@@ -19,6 +19,7 @@ from agent_client.hardware.leftovers import oom_killed, still_held
 from agent_client.hardware.program import run_quietly
 from agent_client.identity import INSTANCE_ID, Identity, boot_id, load_identity, machine_id, save_identity
 from agent_client.installed import Installed
+from agent_client.launching import base_environment, read_secrets
 from agent_client.ledger import Ledger
 from agent_client.link import Link
 from agent_client.profile import Profile, ProfileError, parse_profile
@@ -80,6 +81,7 @@ class Agent:
                 free_ports=preflight.Ports(config.policy.ports, config.mgmt_addr, owner=str(config.state_dir)).take,
                 probe=_probe,
                 load=_load,
+                fetch=self._fetch,
                 holders=self._holders,
                 surroundings=self._surroundings,
                 oom_killed=oom_killed,
@@ -274,6 +276,27 @@ class Agent:
         data = inventory.to_json() if inventory else {}
         owned = self._supervisor.owned_pids()
         return preflight.check(self._config, profile, spec, data, owned, installed=self._installed).refusal
+
+    async def _fetch(
+        self, profile: Profile, on_progress: Callable[[str, float | None], None]
+    ) -> Profile | tuple[str, str, str]:
+        """The model's files, when the node's owner lets them be fetched."""
+        why = self._config.policy.against_hub(profile.model)
+        if why is not None:
+            return (
+                FailureCode.POLICY_REFUSED.value,
+                f"cannot fetch {profile.model}: {why}",
+                "see policy.hub in agent.yaml",
+            )
+        found = await weights.fetch(
+            self._config,
+            profile,
+            await asyncio.to_thread(read_secrets, self._config),
+            on_progress=lambda now: on_progress(now.phase, now.share),
+            stall_seconds=float(profile.start_timeout_seconds),
+            environ=base_environment(),
+        )
+        return found if isinstance(found, Profile) else (found.code, found.text, found.hint)
 
     def _sick_card(self, spec: ShardSpec) -> tuple[str, str] | None:
         """In a thread, when an engine has failed: the last look may be older than what made it fail."""

@@ -1,6 +1,7 @@
 """What the node's owner decides: flags over environment (LLMGW_AGENT_*) over agent.yaml."""
 
 import difflib
+import fnmatch
 import ipaddress
 import os
 import re
@@ -54,6 +55,20 @@ class Policy:
     extra_args: tuple[str, ...] | None = None  # None: any
     ports: range = DEFAULT_PORTS
     hub: HubPolicy | None = None  # None: any model, unless there are model_roots
+
+    def against_hub(self, model: str) -> str | None:
+        """Why the node's owner does not let this hub id be fetched, or None."""
+        if self.hub is None:
+            return "this node allows models under its model_roots only" if self.model_roots else None
+        if self.hub.allow is not None and not any(fnmatch.fnmatch(model, pattern) for pattern in self.hub.allow):
+            return f"this node allows {', '.join(self.hub.allow) or 'no models of a hub'} only"
+        return None
+
+    @property
+    def roots(self) -> tuple[Path, ...]:
+        """Where models may lie, what was fetched included; empty: anywhere."""
+        cache = self.hub.cache if self.hub else None
+        return (*self.model_roots, cache) if self.model_roots and cache else self.model_roots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,12 +309,17 @@ def _policy(data: Mapping[str, Any], where: str) -> Policy:
             env = {str(k): str(v) for k, v in (given.get("env") or {}).items()}
             engines[str(kind)] = EnginePolicy(command=tuple(map(str, command)) if command else None, env=env)
     args = data.get("extra_args")
+    hub = _hub(_mapping(data, "hub", where), where) if data.get("hub") is not None else None
+    if hub is not None and hub.cache is None and data.get("model_roots"):
+        raise ConfigError(
+            f"cannot use {where}: beside policy.model_roots, policy.hub needs a cache such as /models/hub"
+        )
     return Policy(
         engines=engines,
         model_roots=tuple(Path(str(root)) for root in data.get("model_roots") or []),
         extra_args=None if args is None else tuple(map(str, args)),
         ports=_ports(data.get("ports"), where),
-        hub=_hub(_mapping(data, "hub", where), where) if data.get("hub") is not None else None,
+        hub=hub,
     )
 
 

@@ -41,16 +41,6 @@ class NotFetched:
     hint: str = ""
 
 
-def refused(config: AgentConfig, profile: Profile) -> str | None:
-    """Why this node's owner does not let the model be fetched, or None. For profiles that name a hub id."""
-    hub = config.policy.hub
-    if hub is None:
-        return None if not config.policy.model_roots else "this node allows models under its model_roots only"
-    if hub.allow is not None and not any(fnmatch.fnmatch(profile.model, pattern) for pattern in hub.allow):
-        return f"this node allows {', '.join(hub.allow) or 'no models of a hub'} only"
-    return None
-
-
 async def fetch(
     config: AgentConfig,
     profile: Profile,

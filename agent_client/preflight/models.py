@@ -30,12 +30,13 @@ def find(config: AgentConfig, profile: Profile, spec: ShardSpec) -> tuple[Path |
     if model.startswith(("~", "./", "../")):
         text = f"cannot start {spec.replica}: the model {model} is no whole path"
         return None, [_problem(FailureCode.MODEL_MISSING, text, "give the path from / on")]
-    roots = config.policy.model_roots
+    roots = config.policy.roots
     if not model.startswith("/"):
-        if roots and model and profile.engine in _READ_HERE:
-            text = f"cannot start {spec.replica}: model {model} is no path, and this node allows paths only"
-            return None, [_problem(FailureCode.POLICY_REFUSED, text, "name a path under its policy.model_roots")]
-        return None, []
+        why = config.policy.against_hub(model) if model and profile.engine in _READ_HERE else None
+        if why is None:
+            return None, []
+        text = f"cannot start {spec.replica}: model {model} is no path, and {why}"
+        return None, [_problem(FailureCode.POLICY_REFUSED, text, "name a path there, or see policy.hub in agent.yaml")]
     try:
         real = Path(model).resolve(strict=True)
     except OSError:

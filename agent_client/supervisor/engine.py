@@ -13,6 +13,7 @@ from pathlib import Path
 from agent_client.engines.phases import farthest
 from agent_client.launching import base_environment
 from agent_client.machine import Attempt, Failure, Shard, Why, effects, events, step, wake_at
+from agent_client.profile import Profile
 from agent_client.protocol.messages import ShardReport
 from agent_client.protocol.states import FailureCode, ShardState
 from agent_client.supervisor import output, processes
@@ -139,9 +140,35 @@ class Engine:
 
     async def _check(self, held: Held) -> None:
         await self._until_alone(held)
+        if held.profile.from_hub and not await self._fetched(held):
+            return
         refused = await asyncio.to_thread(self._ground.tools.preflight, held.profile, held.spec)
         failure = Failure(code=refused[0], detail=refused[1], hint=refused[2]) if refused else None
         self.feed(events.Checked(epoch=held.epoch, refused=failure))
+
+    async def _fetched(self, held: Held) -> bool:
+        """Bring the model here, as long as it is wanted; False when it is not to go on."""
+
+        def show(phase: str, share: float | None) -> None:
+            attempt = self._machine.attempt
+            if attempt is not None and self._state(held.epoch) is ShardState.VALIDATING:
+                self._ground.on_report(replace(held.report(attempt), phase=phase, progress=share))
+
+        fetching = asyncio.ensure_future(self._ground.tools.fetch(held.profile, show))
+        try:
+            while not fetching.done() and self._state(held.epoch) is ShardState.VALIDATING:
+                await asyncio.wait([fetching], timeout=STRAY_SECONDS)
+            if not fetching.done():
+                return False
+        finally:
+            fetching.cancel()
+        found = fetching.result()
+        if isinstance(found, Profile):
+            held.profile = found
+            return True
+        failure = Failure(code=found[0], detail=f"cannot start {held.spec.replica}: {found[1]}", hint=found[2])
+        self.feed(events.Checked(epoch=held.epoch, refused=failure))
+        return False
 
     async def _until_alone(self, held: Held) -> None:
         """Cards are not free while an ownerless process lives, whatever the books say: nothing starts before."""

@@ -22,6 +22,10 @@ class Figures:
     moving: tuple[float, ...] | None = None  # equal in two looks: nothing was done in between
 
 
+async def _as_it_is(profile: Profile, on_progress: Callable[[str, float | None], None]) -> Profile:
+    return profile
+
+
 def _nothing_held(gpus: tuple[str, ...]) -> str:
     return ""
 
@@ -51,6 +55,10 @@ class NodeTools:
     free_ports: Callable[[set[int], int], range | None]  # that many in a row, none of those taken
     probe: Callable[[str, Readiness, str, str | None], Awaitable[bool]]
     load: Callable[[str, str | None], Awaitable[Figures]]
+    #: A profile whose model is named by a hub id, with a path in its place; or code, sentence and hint.
+    fetch: Callable[[Profile, Callable[[str, float | None], None]], Awaitable[Profile | tuple[str, str, str]]] = (
+        _as_it_is
+    )
     holders: Callable[[tuple[str, ...]], str] = _nothing_held  # what still lies on cards, in words
     surroundings: Callable[[ShardSpec, Profile], Mapping[str, Any]] = _nothing_known  # versions, state of the cards
     sick_card: Callable[[ShardSpec], tuple[str, str] | None] = _no_sick_card  # sentence and hint, by a fresh look

@@ -8,14 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent_client import weights
-from agent_client.config import AgentConfig, HubPolicy, Policy
+from agent_client.config import AgentConfig, ConfigError, HubPolicy, Policy, load
 from agent_client.profile import Profile, ProfileError, parse_profile
 from tests.support.hub import COMMIT, Hub, running
 
@@ -239,13 +238,23 @@ def _fetchers() -> list[str]:
 
 
 def test_the_nodes_owner_says_what_may_be_fetched(tmp_path: Path) -> None:
-    plain = AgentConfig(server="ws://127.0.0.1:1", node_id="n", mgmt_addr="127.0.0.1", state_dir=tmp_path)
-    assert weights.refused(plain, profile()) is None
-    rooted = replace(plain, policy=Policy(model_roots=(tmp_path,)))
-    assert weights.refused(rooted, profile()) == "this node allows models under its model_roots only"
-    some = replace(plain, policy=Policy(model_roots=(tmp_path,), hub=HubPolicy(allow=("Qwen/*", "org/*"))))
-    assert weights.refused(some, profile()) is None
-    assert weights.refused(some, profile(model="evil/tiny")) == "this node allows Qwen/*, org/* only"
+    assert Policy().against_hub("org/tiny") is None
+    rooted = Policy(model_roots=(tmp_path,))
+    assert rooted.against_hub("org/tiny") == "this node allows models under its model_roots only"
+    some = Policy(model_roots=(tmp_path,), hub=HubPolicy(allow=("Qwen/*", "org/*"), cache=tmp_path / "hub"))
+    assert some.against_hub("org/tiny") is None
+    assert some.against_hub("evil/tiny") == "this node allows Qwen/*, org/* only"
+    assert some.roots == (tmp_path, tmp_path / "hub")
+
+
+def test_a_hub_beside_model_roots_needs_a_cache(tmp_path: Path) -> None:
+    file = tmp_path / "agent.yaml"
+    file.write_text("policy: {model_roots: [/models], hub: {allow: ['Qwen/*']}}")
+    with pytest.raises(ConfigError, match="needs a cache"):
+        load(flags={}, environ={}, path=file)
+    file.write_text("policy: {model_roots: [/models], hub: {cache: /models/hub, allow: Qwen}}")
+    with pytest.raises(ConfigError, match="give a list"):
+        load(flags={}, environ={}, path=file)
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_pages_of_model_and_replica_show_what_would_help(
         reverse("admin:fleet_replica_change", args=[Replica.objects.get().pk]),
         reverse("admin:fleet_catalogmodel_change", args=[CatalogModel.objects.get().pk]),
     ):
-        with django_assert_max_num_queries(16):
+        with django_assert_max_num_queries(22):
             page = admin_client.get(url).content.decode()
         assert "uncordon gpu-01: it would go to gpu-01" in page
 

@@ -117,10 +117,10 @@ def test_a_card_that_a_stranger_fills_is_left_out_and_its_user_named(node: Node,
     node.machine.write(fake_nvml.machine(fake_nvml.card(0)), **taken)  # comes back between the order and the launch
     config = load(flags={}, environ={"LLMGW_AGENT_STATE_DIR": str(tmp_path)}, path=None)
     profile = parse_profile({**order.spec.profile, "engine": "echo"})
-    refused = preflight.check(config, profile, order.spec, node.eyes.look().to_json(), ())
+    refused = preflight.check(config, profile, order.spec, node.eyes.look().to_json(), ()).refusal
     assert refused is not None
-    assert refused.code is FailureCode.GPU_BUSY
-    assert "is used by train.py (pid 4242)" in refused.detail
+    assert refused[0] == FailureCode.GPU_BUSY
+    assert "is used by train.py (pid 4242)" in refused[1]
 
 
 def test_a_removed_card_fails_its_own_shard_alone(node: Node) -> None:
