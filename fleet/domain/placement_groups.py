@@ -94,10 +94,7 @@ def _ranks(ask: Ask, scale: Scale, name: str, on_fabric: bool) -> list[Choice] |
 def _best(ask: Ask, scale: Scale, name: str, on_fabric: bool) -> Iterator[Choice]:
     """Nodes of a network, the best first, as far as they are asked for; those to avoid or with a copy come last."""
     special = {*ask.avoid, *ask.copies}
-    on_network = [
-        (score, kind) for score, kind in scale.ranked if (name in kind.networks if on_fabric else name == kind.rack)
-    ]
-    for _, kinds in groupby(on_network, key=lambda each: each[0]):
+    for _, kinds in groupby(scale.on_network.get((on_fabric, name), ()), key=lambda each: each[0]):
         run = [choice for _, kind in kinds for choice in _of_kind(ask, scale, kind, special)]
         yield from sorted(run, key=_key)
     late = []

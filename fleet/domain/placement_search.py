@@ -159,6 +159,17 @@ class Scale:
         out.sort()
         return out
 
+    @cached_property
+    def on_network(self) -> Mapping[tuple[bool, str], list[tuple[Score, Kind]]]:
+        """The ranked kinds of each network; a name alone could be a fabric's and a rack's."""
+        out: dict[tuple[bool, str], list[tuple[Score, Kind]]] = {}
+        for each in self.ranked:
+            for name in each[1].networks:
+                out.setdefault((True, name), []).append(each)
+            if each[1].rack:
+                out.setdefault((False, each[1].rack), []).append(each)
+        return out
+
 
 def one_node(ask: Ask) -> tuple[str, Choice] | None:
     """Class and cards on the best node: not to be avoided, then the preferred class, spread, then score."""
