@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from itertools import groupby, islice
 
 from fleet.domain.placement_index import Kind
-from fleet.domain.placement_search import Ask, Choice, Key, Scale, judge
+from fleet.domain.placement_scale import Scale
+from fleet.domain.placement_search import Ask, Choice, Key, judge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
