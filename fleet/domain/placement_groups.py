@@ -19,6 +19,10 @@ class Group:
     ranks: tuple[Choice, ...]
 
 
+#: Nodes to avoid, copies there already, loss, nodes with room on the network, its name: lower is better.
+_Key = tuple[int, int, float, int, str]
+
+
 def several_nodes(ask: Ask) -> Group | None:
     for gpu_class in ask.classes:
         if gpu_class in ask.index.cells:
@@ -32,9 +36,11 @@ def _in_class(ask: Ask, gpu_class: str) -> Group | None:
     scale = Scale(ask.index, gpu_class, ask.shape)
     fabrics, racks = networks(scale)
     whole = ask.shape.block == ask.shape.nodes
-    best: tuple[tuple[int, int, float, int, str], Group] | None = None
+    best: tuple[_Key, Group] | None = None
     for names, on_fabric in (({} if whole else fabrics, True), (racks, False)):
         for name in (each for each, room in names.items() if room >= ask.shape.nodes):
+            if best is not None and _least(scale, name, on_fabric, names[name]) >= best[0]:
+                continue
             ranks = _ranks(ask, scale, name, on_fabric)
             if ranks is None:
                 continue
@@ -51,6 +57,13 @@ def _in_class(ask: Ask, gpu_class: str) -> Group | None:
         if best is not None:
             return best[1]
     return None
+
+
+def _least(scale: Scale, name: str, on_fabric: bool, room: int) -> _Key:
+    """No group on this network has a lower key."""
+    losses = (found.loss for _, kind in scale.on_network[on_fabric, name] if (found := scale.take(kind)) is not None)
+    nodes = scale.shape.nodes
+    return (0, 0, min(losses) * nodes + scale.wide_loss(name, nodes), room, name)
 
 
 def networks(scale: Scale) -> tuple[Mapping[str, int], Mapping[str, int]]:
