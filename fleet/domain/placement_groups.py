@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from itertools import groupby, islice
 
 from fleet.domain.placement_index import Kind
-from fleet.domain.placement_search import Ask, Choice, Key, Scale, judge
+from fleet.domain.placement_scale import Scale
+from fleet.domain.placement_search import Ask, Choice, Key, judge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +17,10 @@ class Group:
     gpu_class: str
     fabric: str  # empty: the ranks meet inside one NVLink rack
     ranks: tuple[Choice, ...]
+
+
+#: Nodes to avoid, copies there already, loss, nodes with room on the network, its name: lower is better.
+_Key = tuple[int, int, float, int, str]
 
 
 def several_nodes(ask: Ask) -> Group | None:
@@ -31,9 +36,11 @@ def _in_class(ask: Ask, gpu_class: str) -> Group | None:
     scale = Scale(ask.index, gpu_class, ask.shape)
     fabrics, racks = networks(scale)
     whole = ask.shape.block == ask.shape.nodes
-    best: tuple[tuple[int, int, float, int, str], Group] | None = None
+    best: tuple[_Key, Group] | None = None
     for names, on_fabric in (({} if whole else fabrics, True), (racks, False)):
         for name in (each for each, room in names.items() if room >= ask.shape.nodes):
+            if best is not None and _least(scale, name, on_fabric, names[name]) >= best[0]:
+                continue
             ranks = _ranks(ask, scale, name, on_fabric)
             if ranks is None:
                 continue
@@ -50,6 +57,13 @@ def _in_class(ask: Ask, gpu_class: str) -> Group | None:
         if best is not None:
             return best[1]
     return None
+
+
+def _least(scale: Scale, name: str, on_fabric: bool, room: int) -> _Key:
+    """No group on this network has a lower key."""
+    losses = (found.loss for _, kind in scale.on_network[on_fabric, name] if (found := scale.take(kind)) is not None)
+    nodes = scale.shape.nodes
+    return (0, 0, min(losses) * nodes + scale.wide_loss(name, nodes), room, name)
 
 
 def networks(scale: Scale) -> tuple[Mapping[str, int], Mapping[str, int]]:
@@ -94,10 +108,7 @@ def _ranks(ask: Ask, scale: Scale, name: str, on_fabric: bool) -> list[Choice] |
 def _best(ask: Ask, scale: Scale, name: str, on_fabric: bool) -> Iterator[Choice]:
     """Nodes of a network, the best first, as far as they are asked for; those to avoid or with a copy come last."""
     special = {*ask.avoid, *ask.copies}
-    on_network = [
-        (score, kind) for score, kind in scale.ranked if (name in kind.networks if on_fabric else name == kind.rack)
-    ]
-    for _, kinds in groupby(on_network, key=lambda each: each[0]):
+    for _, kinds in groupby(scale.on_network.get((on_fabric, name), ()), key=lambda each: each[0]):
         run = [choice for _, kind in kinds for choice in _of_kind(ask, scale, kind, special)]
         yield from sorted(run, key=_key)
     late = []

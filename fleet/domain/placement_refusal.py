@@ -7,7 +7,8 @@ from fleet.domain.placement_bare import fabrics_of, fits
 from fleet.domain.placement_filters import against, engine, labels, neighbours, standing
 from fleet.domain.placement_groups import networks
 from fleet.domain.placement_index import slot_of
-from fleet.domain.placement_search import Ask, Scale
+from fleet.domain.placement_scale import Scale
+from fleet.domain.placement_search import Ask
 from fleet.domain.reasons import NodeRefusal, Reason, Refusal, fold
 from fleet.domain.states import ReplicaState
 from fleet.domain.types import GpuView, NodeView
