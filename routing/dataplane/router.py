@@ -9,8 +9,6 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import unquote
 
-import msgspec
-
 from routing.dataplane import surface
 from routing.dataplane.client import ClientConnection
 from routing.dataplane.exchange import Client, Proxied
@@ -98,7 +96,7 @@ class Router:
             "status": status,
             "ms": round((time.monotonic() - request.began) * 1000, 1),
         }
-        log.info(msgspec.json.encode(line).decode())
+        log.info(json.dumps(line))
 
     async def _answer(self, connection: ClientConnection, request: Request, client: Client) -> int:
         def say(status: int, text: str, *, retry_after: int = 0, code: str = "") -> int:
