@@ -10,9 +10,9 @@ from hypothesis import settings
 
 from tests.routing.stage import Stage
 
-# How long an example takes says more about the machine's other work than about the code.
-settings.register_profile("routing", deadline=None)
-settings.load_profile("routing")
+# A busy machine makes an example slow, which says nothing about it.
+settings.register_profile("house", deadline=None)
+settings.load_profile("house")
 
 
 def pytest_asyncio_loop_factories(config: Any, item: Any) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:

@@ -181,7 +181,11 @@ async def test_a_client_comes_back_when_it_was_told() -> None:
     ):
         began = asyncio.get_running_loop().time()
         asking = asyncio.ensure_future(client.chat.completions.create(model="m", messages=MESSAGES))
-        await until(lambda: any(k[1] == "503" for k in stage.router._counters), "the refusal")
+        wire, refused = await stage.open(), False
+        while not refused:
+            wire.send(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+            refused = b'"503"' in (await wire.answer())[2]
+            await asyncio.sleep(0.02)
         await stage.engine(openai_engine)
         assert (await asking).choices[0].message.content
         assert asyncio.get_running_loop().time() - began >= 1
