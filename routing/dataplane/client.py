@@ -279,6 +279,7 @@ class ClientConnection(asyncio.Protocol):
         """The timers."""
         if self._transport is None or self._transport.is_closing():
             return
+        self._sound(self._transport)
         if self._lingering:
             if now - self._head_at > LINGER_SECONDS:
                 self._transport.abort()
@@ -288,7 +289,6 @@ class ClientConnection(asyncio.Protocol):
             elif not self._between and now - self._head_at > HEAD_SECONDS:
                 self._refuse(408, f"cannot wait for the request: its head took over {HEAD_SECONDS:g} s")
         else:
-            self._sound(self._transport)
             if self._out.held:
                 self._heard_at = now
             elif not self._requests[0].complete and now - self._heard_at > STALL_SECONDS:

@@ -2,6 +2,9 @@
 
 import io
 import json
+import os
+import subprocess
+import sys
 import time
 import uuid
 from datetime import UTC, datetime
@@ -9,15 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from django.core.management import CommandError, call_command
 from django.test import Client
 from django.urls import reverse
 
+from agent_client.profile import parse_catalog
 from routing import feed
-from routing.keys import Key, authenticate
+from routing.keys import Key, authenticate, digest
 from routing.models import ApiKey, Ejection, Policy, Usage
 from routing.services import create_key, revoke_key
 from routing.table import parse
+from tests.e2e.harness import ROOT
 
 pytestmark = pytest.mark.django_db
 
@@ -177,3 +183,22 @@ def test_who_is_left_out_is_shown_with_reason_and_expiry_until_it_returns(
     (tmp_path / "0.json").write_text(json.dumps({"ejections": []}))
     feed.note_ejections(tmp_path)
     assert not Ejection.objects.exists()
+
+
+def run_without_database(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    env = {**os.environ, "LLMGW_STATE_DIR": str(folder), "DATABASE_URL": "", "DJANGO_SETTINGS_MODULE": ""}
+    env = {name: value for name, value in env.items() if value}
+    argv = [sys.executable, str(ROOT / "manage.py"), "router-key", *words]
+    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60)
+
+
+def test_without_a_database_a_key_comes_with_its_line_for_a_catalog_file(tmp_path: Path) -> None:
+    done = run_without_database(tmp_path, "ci", "--models=m")
+    assert done.returncode == 0, done.stderr
+    first, line = done.stdout.strip().splitlines()
+    (entry,) = yaml.safe_load(line)
+    assert entry["sha256"] == digest(first.rsplit(" ", 1)[1])
+    assert parse_catalog({"models": [], "keys": [entry]}).keys[0].models == ("m",)
+    refused = run_without_database(tmp_path, "ci", "--concurrency=2")
+    assert refused.returncode != 0
+    assert "cannot make the key ci" in refused.stderr
