@@ -269,12 +269,12 @@ class Proxied:
 
     def pause(self) -> None:
         self._paused = True
-        if self._upstream is not None:
+        if self._upstream is not None and self._upstream.exchange is self:  # else it is another's, or idle
             self._upstream.pause()
 
     def resume(self) -> None:
         self._paused = False
-        if self._upstream is not None:
+        if self._upstream is not None and self._upstream.exchange is self:
             self._upstream.resume()
 
     def nudge(self) -> None:

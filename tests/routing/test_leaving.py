@@ -183,6 +183,8 @@ async def test_a_pipelining_client_that_reads_nothing_gets_no_second_answer(stag
     wire.writer.transport.resume_reading()
     for _ in range(3):
         assert len((await wire.answer())[2]) == size
+    idle = [upstream for waiting in stage.router.pool._idle.values() for upstream in waiting]
+    assert all(upstream.transport.is_reading() for upstream in idle)  # one that is deaf would hang its next request
 
 
 @pytest.mark.parametrize("how", ["streamed", "quiet", "whole"])
