@@ -280,7 +280,9 @@ class Agent:
     async def _fetch(
         self, profile: Profile, on_progress: Callable[[str, float | None], None]
     ) -> Profile | tuple[str, str, str]:
-        """The model's files, when the node's owner lets them be fetched."""
+        """The model's files, when the node's owner says where they go; else the engine fetches them itself."""
+        if self._config.policy.hub is None:
+            return profile
         why = self._config.policy.against_hub(profile.model)
         if why is not None:
             return (

@@ -54,7 +54,7 @@ class Policy:
     model_roots: tuple[Path, ...] = ()  # empty: any path
     extra_args: tuple[str, ...] | None = None  # None: any
     ports: range = DEFAULT_PORTS
-    hub: HubPolicy | None = None  # None: any model, unless there are model_roots
+    hub: HubPolicy | None = None  # None: the engine fetches, unless there are model_roots
 
     def against_hub(self, model: str) -> str | None:
         """Why the node's owner does not let this hub id be fetched, or None."""
