@@ -42,7 +42,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def select(self, timeout: float | None) -> list[Any]:
         if timeout is None:
             raise RuntimeError("the simulation waits for nothing")
-        self._now += timeout
+        if timeout > 0:
+            self._now += max(timeout, 1e-6)  # less is lost in rounding, and time would stand still
         return []
 
     def _process_events(self, event_list: list[Any]) -> None:
