@@ -168,7 +168,7 @@ class Agent:
             # In steps: a new registration may have brought a shorter interval.
             left = reported + self._report_seconds - loop.time()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._look.wait(), min(max(left, 0.0), REPORT_STEP_SECONDS))
+                await asyncio.wait_for(self._look.wait(), min(max(left, 0.01), REPORT_STEP_SECONDS))
             if self._look.is_set() or loop.time() >= reported + self._report_seconds:
                 self._look.clear()
                 reported = loop.time()
