@@ -229,9 +229,7 @@ class Supervisor:
     async def _end_strays(self, kept: set[str]) -> None:
         """Marked processes that nothing accounts for: of an older epoch, or not wanted any more."""
         self._found = {label: found for label, found in self._found.items() if label in kept}
-        known = self._labels() | kept
-        marked = await asyncio.to_thread(processes.marked, self._ground.mark)
-        strays = {pid for pid, label in marked.items() if label not in known}
+        strays = set(await self._ground.strays(lambda: self._labels() | kept))
         if not strays:
             return
         log.warning("engine.strays pids=%s", sorted(strays))

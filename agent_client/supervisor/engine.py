@@ -174,9 +174,7 @@ class Engine:
         """Cards are not free while an ownerless process lives, whatever the books say: nothing starts before."""
         told, leftovers = "", set[str]()
         while self._state(held.epoch) is ShardState.VALIDATING:
-            marked = await asyncio.to_thread(processes.marked, self._ground.mark)
-            accounted = self._ground.labels()
-            strays = sorted(pid for pid, label in marked.items() if label not in accounted)
+            strays = await self._ground.strays(self._ground.labels)
             if not strays:
                 return await asyncio.to_thread(processes.remove_shared_memory, leftovers)
             leftovers |= await asyncio.to_thread(processes.shared_memory, strays)

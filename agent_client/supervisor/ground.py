@@ -11,6 +11,7 @@ from agent_client.ledger import Ledger
 from agent_client.machine import Limits
 from agent_client.profile import Profile
 from agent_client.protocol.messages import ShardReport, ShardSpec
+from agent_client.supervisor import processes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,3 +77,9 @@ class Ground:
     on_report: Callable[[ShardReport], None]
     labels: Callable[[], Collection[str]] = _nobody  # "shard@epoch" of all that is accounted for
     choosing: asyncio.Lock = field(default_factory=asyncio.Lock)  # of a port, until it is in the ledger
+
+    async def strays(self, known: Callable[[], Collection[str]]) -> list[int]:
+        """Marked processes of no known label. Asked after the look: what was started since is known by then."""
+        found = await asyncio.to_thread(processes.marked, self.mark)
+        labels = known()
+        return sorted(pid for pid, label in found.items() if label not in labels)

@@ -3,12 +3,10 @@
 import os
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import House, content, free_port, wait_for
+from tests.e2e.harness import House, content, wait_for
 from tests.support.postgres import PrivatePostgres, bin_folder
 
 pytestmark = [
@@ -22,22 +20,8 @@ ECHO = {"name": "one", "profile": {"engine": "echo", "gpus": 0, "options": {"chu
 
 
 @pytest.fixture
-def database() -> Iterator[PrivatePostgres]:
-    server = PrivatePostgres(free_port())
-    try:
-        yield server
-    finally:
-        server.close()
-
-
-@pytest.fixture
-def house(tmp_path: Path, database: PrivatePostgres) -> Iterator[House]:
-    house = House(tmp_path, DATABASE_URL=database.url)
-    try:
-        house.up()
-        yield house
-    finally:
-        house.close()
+def house(house_on_postgres: House) -> House:
+    return house_on_postgres
 
 
 class Traffic:

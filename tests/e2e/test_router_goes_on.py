@@ -3,12 +3,10 @@
 import os
 import time
 import urllib.error
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import House, free_port, wait_for
+from tests.e2e.harness import House, wait_for
 from tests.support.postgres import PrivatePostgres, bin_folder
 
 pytestmark = [
@@ -23,22 +21,8 @@ WORDS = "a b c d e"
 
 
 @pytest.fixture
-def database() -> Iterator[PrivatePostgres]:
-    server = PrivatePostgres(free_port())
-    try:
-        yield server
-    finally:
-        server.close()
-
-
-@pytest.fixture
-def house(tmp_path: Path, database: PrivatePostgres) -> Iterator[House]:
-    house = House(tmp_path, DATABASE_URL=database.url)
-    try:
-        house.up()
-        yield house
-    finally:
-        house.close()
+def house(house_on_postgres: House) -> House:
+    return house_on_postgres
 
 
 def status(house: House, key: str, model: str = "one") -> int:
