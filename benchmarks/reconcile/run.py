@@ -11,7 +11,8 @@ import tempfile
 from pathlib import Path
 
 from llmgw_site.up.bus import server_argv
-from tests.e2e.harness import ROOT, free_port, wait_for
+from tests.e2e.harness import ROOT, wait_for
+from tests.support.ports import free_port
 from tests.support.postgres import PrivatePostgres, bin_folder
 
 GOALS = {"idle": 0.5, "ended": 0.2, "pending": 2.0}

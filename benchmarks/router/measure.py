@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.router import processes
 from benchmarks.router.peers import Absent, Command, Place
 from benchmarks.router.programs import Engine, load, nothing, pinned
-from tests.e2e.harness import free_port
+from tests.support.ports import free_port
 
 CONNECTIONS = 64
 STREAMS = 512

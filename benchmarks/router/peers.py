@@ -13,7 +13,8 @@ from pathlib import Path
 import yaml
 
 from routing.keys import digest
-from tests.e2e.harness import ROOT, free_port
+from tests.e2e.harness import ROOT
+from tests.support.ports import free_port
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,8 @@ from agent_client.profile import ProfileError, parse_profile
 from agent_client.protocol.messages import DesiredShard, ShardReport, ShardSpec
 from agent_client.protocol.states import FailureCode, ShardState
 from agent_client.supervisor import Figures, NodeTools, OrderRefused, Supervisor, processes
-from tests.e2e.harness import ROOT, STANDIN, free_port
+from tests.e2e.harness import ROOT, STANDIN
+from tests.support.ports import free_ports
 
 OPTIONS = {
     name: option for option in json.loads((STANDIN / "options.json").read_text())["options"] for name in option["names"]
@@ -140,13 +141,12 @@ class Node:
     """A supervisor in a folder; `again` is a restarted agent's."""
 
     def __init__(self, folder: Path, ports: int = 3) -> None:
-        first = free_port()
         self.config = config.AgentConfig(
             server="ws://127.0.0.1:1",
             node_id="n",
             mgmt_addr="127.0.0.1",
             state_dir=folder,
-            policy=config.Policy(ports=range(first, first + ports)),
+            policy=config.Policy(ports=free_ports(ports)),
         )
         self.reports: list[ShardReport] = []
         self.tools: dict[str, Any] = {}

@@ -14,8 +14,8 @@ from agent_client.preflight import Ports, models
 from agent_client.profile import EngineKind, parse_profile
 from agent_client.protocol.messages import ShardSpec
 from agent_client.protocol.states import NODE_LOCAL_FAILURES, FailureCode
-from tests.e2e.harness import free_port
 from tests.support import tiny_hf
+from tests.support.ports import free_port, free_ports
 
 H100 = "h100-sxm-80gb"
 
@@ -164,8 +164,7 @@ def test_what_another_node_may_do_better_is_known_as_such() -> None:
 
 
 def test_ten_starts_at_once_get_ten_ports(tmp_path: Path) -> None:
-    first = free_port()
-    ports = Ports(range(first, first + 200), "127.0.0.1")
+    ports = Ports(free_ports(40), "127.0.0.1")
     with ThreadPoolExecutor(10) as pool:
         found = list(pool.map(lambda _: ports.take(set(), 2), range(10)))
     given = [port for each in found if each is not None for port in each]
@@ -173,9 +172,10 @@ def test_ten_starts_at_once_get_ten_ports(tmp_path: Path) -> None:
 
 
 def test_a_squatted_port_is_passed_over_and_a_row_is_unbroken() -> None:
-    first = free_port()
     clock = [0.0]
-    ports = Ports(range(first, first + 12), "127.0.0.1", now=lambda: clock[0])
+    these = free_ports(12)
+    first = these.start
+    ports = Ports(these, "127.0.0.1", now=lambda: clock[0])
     with socket.socket() as squatter:
         squatter.bind(("", first + 2))
         squatter.listen()
@@ -191,8 +191,7 @@ def test_a_squatted_port_is_passed_over_and_a_row_is_unbroken() -> None:
 
 def test_two_agents_on_one_machine_begin_at_different_ports_and_use_the_whole_range() -> None:
     """An engine binds its port up to a minute after it was tried."""
-    first = free_port()
-    ports = range(first, first + 10)
+    ports = free_ports(10)
     assert Ports(ports, "127.0.0.1", owner="/state/a").take(set()) != Ports(ports, "127.0.0.1", owner="/b").take(set())
     one = Ports(ports, "127.0.0.1", owner="/state/a")
     given = [one.take(set()) for _ in range(11)]

@@ -22,7 +22,8 @@ from agent_client.protocol.messages import Desired, ShardReport
 from agent_client.protocol.states import FailureCode, ShardState
 from agent_client.supervisor import processes
 from tests.agent.test_agent import Node, order
-from tests.e2e.harness import ROOT, free_port
+from tests.e2e.harness import ROOT
+from tests.support.ports import free_port
 
 SHORT = Limits(stuck=0.3, look=0.1, drain_look=0.1, quiet=0.3, hung=1.0, blind=2.0)
 

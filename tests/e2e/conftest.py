@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import House, free_port
+from tests.e2e.harness import House
+from tests.support.ports import free_port
 from tests.support.postgres import PrivatePostgres
 
 

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,18 +14,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.support.ports import free_port
+
 ROOT = Path(__file__).resolve().parents[2]
 STANDIN = ROOT / "tests" / "support" / "vllm_standin"
 #: Multiplies every limit; slow machines raise it.
 PATIENCE = float(os.environ.get("LLMGW_TEST_PATIENCE", "1"))
 OURS = ("LLMGW_", "FLEET_", "DATABASE_URL", "DJANGO_")
 SECRET = "e2e-join-secret-canary"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait_for(check: Callable[[], Any], what: str, seconds: float = 30.0) -> Any:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import ROOT, House, content, free_port, wait_for
+from tests.e2e.harness import ROOT, House, content, wait_for
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 

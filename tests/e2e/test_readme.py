@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 from tests.e2e import test_fresh
-from tests.e2e.harness import OURS, ROOT, House, free_port, wait_for
+from tests.e2e.harness import OURS, ROOT, House, wait_for
 from tests.e2e.test_up import Up, clean_env
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.harness import OURS, ROOT, content, free_port, wait_for
+from tests.e2e.harness import OURS, ROOT, content, wait_for
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 

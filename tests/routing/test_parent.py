@@ -11,8 +11,9 @@ import pytest
 
 from routing.server.listening import CANNOT_LISTEN
 from routing.server.parent import ChildSet
-from tests.e2e.harness import PATIENCE, free_port
+from tests.e2e.harness import PATIENCE
 from tests.routing.stage import until, wait
+from tests.support.ports import free_port
 
 STUBBORN = "import signal, time, pathlib, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
 STUBBORN += "pathlib.Path(sys.argv[1]).touch(); time.sleep(600)"

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from routing.domain import openai
 from routing.domain.sse import SseReader
 from routing.keys import Denied, Key, authenticate, new_key
-from tests.e2e.harness import ROOT, free_port, wait_for
+from tests.e2e.harness import ROOT, wait_for
+from tests.support.ports import free_port
 
 ECHO = str(ROOT / "agent_client" / "programs" / "echo_server.py")
 
