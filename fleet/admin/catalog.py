@@ -93,10 +93,10 @@ class CatalogModelAdmin(ServiceDeleteAdmin):
         actor = request.user.get_username()
         self.each(request, rows, lambda m: rollouts.resume(model=m, actor=actor), "its rollout goes on")
 
-    @admin.action(description="Roll back")
+    @admin.action(description="Roll back to the revision before")
     def roll_back(self, request: HttpRequest, rows: QuerySet[CatalogModel]) -> None:
         actor = request.user.get_username()
-        self.each(request, rows, lambda m: rollouts.roll_back(model=m, actor=actor), "all go back")
+        self.each(request, rows, lambda m: catalog.roll_back(model=m, actor=actor), "all go back")
 
     @display(description="Copies")
     def copies(self, model: CatalogModel) -> SafeString | str:

@@ -85,10 +85,14 @@ class ModelViewSet(ViewSet):
         rollouts.resume(model=self._row(pk), actor=request.user.get_username())
         return self.rollout(request, pk)
 
-    @extend_schema(request=None, responses=RolloutSerializer)
+    @extend_schema(request=None, responses={200: RolloutSerializer, 204: None})
     @action(detail=True, methods=["post"])
     def rollback(self, request: Request, pk: str) -> Response:
-        rollouts.roll_back(model=self._row(pk), actor=request.user.get_username())
+        """Break the rollout off, or after a finished one go back to the profile before. 204: no engine is touched."""
+        catalog.roll_back(model=self._row(pk), actor=request.user.get_username())
+        row = self._row(pk)
+        if not Rollout.objects.filter(model=row, target=row.revision).exists():
+            return Response(status=204)
         return self.rollout(request, pk)
 
     @extend_schema(request=ENTRY, responses=ENTRY)

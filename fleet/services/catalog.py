@@ -76,6 +76,31 @@ def delete_model(name: str, *, actor: str) -> None:
     doorbell.ring_routes()
 
 
+@transaction.atomic
+def roll_back(*, model: CatalogModel, actor: str) -> None:
+    """Back to the revision before: a rollout under way is broken off; after a finished one the old profile is wished
+    again, as a new revision that takes the way of every change. Raises FleetError."""
+    if rollouts.break_off(model=model, actor=actor):
+        return
+    model = CatalogModel.objects.select_for_update().get(pk=model.pk)
+    if model.profile is None:
+        raise FleetError("no_rollout", f"cannot roll back {model.name}: it has endpoints, and no revisions")
+    if model.stable_revision != model.revision:
+        raise FleetError(
+            "rollout_state",
+            f"cannot roll back {model.name}: revision {model.revision} has failed, and its replicas are at revision "
+            f"{model.stable_revision} again",
+            "resume the rollout to try once more, or change the profile",
+        )
+    older = ProfileRevision.objects.filter(model=model, number__lt=model.revision).order_by("-number")
+    before = next((each for each in older if each.profile != model.profile), None)
+    if before is None:
+        hint = "a revision begins when a profile is changed"
+        raise FleetError("no_rollout", f"cannot roll back {model.name}: no earlier profile of it is known", hint)
+    record("rollback_began", f"{model.name} goes back to the profile of revision {before.number}", actor=actor)
+    save_entry(read_entry(_stored(model) | {"profile": before.profile}), actor=actor)
+
+
 def diff_catalog(data: Any) -> tuple[Change, ...]:
     """What apply_catalog would do."""
     entries = _entries(data)

@@ -72,9 +72,12 @@ def resume(*, model: CatalogModel, actor: str) -> None:
 
 
 @transaction.atomic
-def roll_back(*, model: CatalogModel, actor: str) -> None:
-    """Every replica goes back to the revision from before the rollout that is under way."""
-    _move(_latest(model, "roll back"), RolloutState.FAILED, "roll back", actor, reason=f"rolled back by {actor}")
+def break_off(*, model: CatalogModel, actor: str) -> bool:
+    """Every replica goes back to the revision from before the rollout that is under way; False: there is none."""
+    rollout = Rollout.objects.select_for_update().filter(model=model, state__in=OPEN).first()
+    if rollout is not None:
+        _move(rollout, RolloutState.FAILED, "roll back", actor, reason=f"rolled back by {actor}")
+    return rollout is not None
 
 
 def _latest(model: CatalogModel, verb: str) -> Rollout:

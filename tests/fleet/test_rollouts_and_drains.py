@@ -153,6 +153,52 @@ def test_rollouts_are_led_by_api(api: Client) -> None:
     assert api.post("/api/v1/models/qwen/rollback/").status_code == 400
 
 
+def test_after_a_finished_rollout_the_profile_before_comes_back_as_a_new_revision(api: Client) -> None:
+    admission = serving(cards=1, max_model_len=2048)
+    model(max_model_len=4096)
+    tick()
+    answer(admission)
+    tick()
+    tell(admission, Shard.objects.get(), ShardState.STOPPED)
+    tick()
+    make_ready(admission)
+    tick()
+    assert (Rollout.objects.get().state, CatalogModel.objects.get().stable_revision) == (RolloutState.DONE, 2)
+    told = api.post("/api/v1/models/qwen/rollback/").json()
+    assert (told["state"], told["origin"], told["target"]) == ("rolling", 2, 3)
+    row = CatalogModel.objects.get()
+    assert row.profile is not None
+    assert (row.revision, row.profile["max_model_len"]) == (3, 2048)
+    assert "goes back to the profile of revision 1" in Event.objects.get(kind="rollback_began").text
+    tick()
+    assert DryCheck.objects.filter(state=CheckState.OPEN).count() == 1  # it takes the way of every change
+
+
+def test_a_rollback_that_no_engine_needs_to_be_told_of_is_there_at_once(api: Client) -> None:
+    serving()
+    assert api.post("/api/v1/models/qwen/rollback/").json()["code"] == "no_rollout"
+    model(drain_timeout_seconds=7)
+    assert api.post("/api/v1/models/qwen/rollback/").status_code == 204
+    row = CatalogModel.objects.get()
+    assert row.profile is not None
+    assert (row.stable_revision, "drain_timeout_seconds" in row.profile) == (3, False)
+    tick()
+    assert Replica.objects.get().attempt == 1
+
+
+def test_a_failed_rollout_is_not_rolled_back_twice_and_endpoints_have_nothing_to_go_back_to() -> None:
+    admission = serving()
+    model(max_model_len=4096)
+    tick()
+    answer(admission, "unknown_flag", "no")
+    tick()
+    with pytest.raises(FleetError, match="revision 2 has failed, and its replicas are at revision 1 again"):
+        catalog.roll_back(model=CatalogModel.objects.get(), actor="ann")
+    catalog.save_entry(catalog.read_entry({"name": "out", "endpoints": [{"url": "http://10.0.0.5:8000"}]}), actor="t")
+    with pytest.raises(FleetError, match="it has endpoints"):
+        catalog.roll_back(model=CatalogModel.objects.get(name="out"), actor="ann")
+
+
 # -- drains ------------------------------------------------------------------------------------------------------------
 
 
