@@ -132,19 +132,39 @@ REST_FRAMEWORK = {
     "EXCEPTION_HANDLER": "fleet.api.problems.handle",
 }
 SPECTACULAR_SETTINGS = {"TITLE": "llmgw", "VERSION": "1", "SERVE_INCLUDE_SCHEMA": False}
+#: The accent: indigo.
+_ACCENT = {
+    "50": "oklch(96.2% .018 272.314)",
+    "100": "oklch(93% .034 272.788)",
+    "200": "oklch(87% .065 274.039)",
+    "300": "oklch(78.5% .115 274.713)",
+    "400": "oklch(67.3% .182 276.935)",
+    "500": "oklch(58.5% .233 277.117)",
+    "600": "oklch(51.1% .262 276.966)",
+    "700": "oklch(45.7% .24 277.023)",
+    "800": "oklch(39.8% .195 277.366)",
+    "900": "oklch(35.9% .144 278.697)",
+    "950": "oklch(25.7% .09 281.288)",
+}
 UNFOLD = {
+    "COLORS": {"primary": _ACCENT},
     "SITE_TITLE": "llmgw",
     "SITE_HEADER": "llmgw",
     "SHOW_HISTORY": True,
     "DASHBOARD_CALLBACK": "fleet.admin.home.fill",
     "STYLES": [lambda request: static("fleet/fleet.css")],
+    "SCRIPTS": [lambda request: static("fleet/live.js")],
+    "SITE_FAVICONS": [{"rel": "icon", "type": "image/svg+xml", "href": lambda request: static("fleet/favicon.svg")}],
+    "SITE_ICON": lambda request: static("fleet/favicon.svg"),
     "SIDEBAR": {"show_all_applications": False, "navigation": "llmgw_site.navigation.navigation"},
 }
 
+LOGIN_REDIRECT_URL = "admin:index"
 LANGUAGE_CODE = "en"
 USE_I18N = False
 USE_TZ = True
 TIME_ZONE = "UTC"
+FORMAT_MODULE_PATH = ["llmgw_site.formats"]
 STATIC_URL = "static/"
 STATIC_ROOT = STATE_DIR / "static"
 WHITENOISE_USE_FINDERS = True

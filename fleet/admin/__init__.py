@@ -1,5 +1,5 @@
 """The operators' pages. States are read-only; each action calls one service and reports row by row."""
 
-from fleet.admin import catalog, journal, nodes, replicas, users
+from fleet.admin import catalog, journal, nodes, replicas, rollouts, users
 
-__all__ = ["catalog", "journal", "nodes", "replicas", "users"]
+__all__ = ["catalog", "journal", "nodes", "replicas", "rollouts", "users"]

@@ -3,34 +3,57 @@
 from typing import Any
 
 from django.contrib import messages
-from django.db.models import Model
+from django.db.models import Model, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 from unfold.admin import ModelAdmin
 
+from fleet.admin.confirm import way_back
 from fleet.services.errors import FleetError
 
 
 class ServiceDeleteAdmin(ModelAdmin):
     """Deleting goes through a service, row by row, which may refuse; what goes with a row needs no permission."""
 
+    delete_confirmation_template = "fleet/delete.html"
+
     def delete_row(self, row: Any, actor: str) -> None:
         raise NotImplementedError
+
+    def told_before_delete(self, row: Any) -> list[str]:
+        """What will happen, in sentences with numbers."""
+        return []
 
     def get_actions(self, request: HttpRequest) -> Any:
         """Without Django's own «delete selected»: it says «deleted» whatever a service answers."""
         return {name: action for name, action in super().get_actions(request).items() if name != "delete_selected"}
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
-        listed, counts, _perms, protected = super().get_deleted_objects(objs, request)
-        return listed, counts, set(), protected
+        """Nothing is listed and nothing protected: the service knows what goes with a row, and when."""
+        return [], {}, set(), []
+
+    def delete_view(self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None) -> Any:
+        row = self.get_object(request, object_id)
+        told = {"told": self.told_before_delete(row), "back": self.page_of(row)} if row is not None else {}
+        return super().delete_view(request, object_id, {**(extra_context or {}), **told})
 
     def delete_model(self, request: HttpRequest, obj: Model) -> None:
         self.each(request, [obj], lambda row: self.delete_row(row, request.user.get_username()), "deleted")
 
     def response_delete(self, request: HttpRequest, obj_display: str, obj_id: Any) -> HttpResponse:
         """The row's own message was given; Django's would claim success."""
-        return HttpResponseRedirect(reverse(f"admin:{self.opts.app_label}_{self.opts.model_name}_changelist"))
+        return HttpResponseRedirect(self.list_url())
+
+    def response_action(self, request: HttpRequest, queryset: QuerySet[Any]) -> Any:
+        """Back to the page whose button it was."""
+        answer = super().response_action(request, queryset)
+        return HttpResponseRedirect(way_back(request)) if isinstance(answer, HttpResponseRedirect) else answer
+
+    def list_url(self) -> str:
+        return reverse(f"admin:{self.opts.app_label}_{self.opts.model_name}_changelist")
+
+    def page_of(self, row: Any) -> str:
+        return reverse(f"admin:{self.opts.app_label}_{self.opts.model_name}_change", args=[row.pk])
 
     def each(self, request: HttpRequest, rows: Any, act: Any, done: str) -> None:
         """Do one service call per row and say what came of each."""
@@ -51,7 +74,9 @@ class MachineOwnedAdmin(ServiceDeleteAdmin):
         return False
 
     def has_change_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
-        return request.method in ("GET", "HEAD") or "action" in request.POST
+        """By actions alone, and only for those who may: there is no form to save."""
+        acting = request.method in ("GET", "HEAD") or "action" in request.POST
+        return acting and super().has_change_permission(request, obj)
 
     def has_delete_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
         return False

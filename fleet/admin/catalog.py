@@ -1,30 +1,43 @@
 """Catalog models: edited as the catalog file's entry, checked by the same rules, saved by the same service."""
 
+from datetime import datetime
 from typing import Any
 
 from django import forms
 from django.contrib import admin
 from django.db.models import Count, Q, QuerySet
 from django.http import HttpRequest
-from django.urls import reverse
-from django.utils.html import format_html
+from django.utils import timezone
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from unfold.decorators import display
 from unfold.widgets import UnfoldAdminTextareaWidget
 
 from agent_client.profile import Entry
+from agent_client.protocol.states import ENDED_SHARD_STATES
 from fleet.admin import commands
-from fleet.admin.base import MachineOwnedAdmin, ServiceDeleteAdmin
-from fleet.admin.display import LABELS, table
+from fleet.admin.attempts import inside
+from fleet.admin.base import MachineOwnedAdmin
+from fleet.admin.confirm import ask
+from fleet.admin.display import badge, link, table, when
 from fleet.admin.explanation import panel
-from fleet.domain.states import ReplicaState
-from fleet.models import CatalogModel, DryCheck, ProfileRevision, Replica, Rollout, ServedName
+from fleet.admin.page import LivePage, Page, sections
+from fleet.admin.planning import plan
+from fleet.admin.rollouts import ROLL_BACK, rollout_acts, told_of_roll_back
+from fleet.domain.states import ReplicaState, RolloutState
+from fleet.domain.words import counted
+from fleet.models import CatalogModel, ProfileRevision, Replica, Rollout, ServedName, Shard
 from fleet.services import catalog, rollouts
 from fleet.services.errors import FleetError
 
 
 class CatalogModelForm(forms.ModelForm):
     entry: Entry | None = None
+
+    @property
+    def wants_plan(self) -> bool:
+        """Asked what would be, not told to save."""
+        return "_plan" in self.data
 
     class Meta:
         model = CatalogModel
@@ -55,6 +68,8 @@ class CatalogModelForm(forms.ModelForm):
         taken = ServedName.objects.filter(name__in=self.entry.served_names).exclude(model__name=self.entry.name).first()
         if taken:
             raise forms.ValidationError(f"cannot save: the name {taken.name} belongs to {taken.model.name}.")
+        if self.wants_plan:
+            self.add_error(None, forms.ValidationError("Nothing is saved yet: see the plan.", code="plan"))
         return given
 
 
@@ -62,65 +77,101 @@ class CatalogModelForm(forms.ModelForm):
 TOLD_COPIES = 50
 
 
-def _link(replica: Replica) -> SafeString:
-    return format_html('<a href="{}">{}</a>', reverse("admin:fleet_replica_change", args=[replica.pk]), replica.label)
-
-
 @admin.register(CatalogModel)
-class CatalogModelAdmin(ServiceDeleteAdmin):
+class CatalogModelAdmin(LivePage):
     form = CatalogModelForm
-    list_display = ["name", "truth", "engine", "revision", "updated_at"]
+    change_form_template = "fleet/model.html"
+    delete_in_head = False
+    list_display = ["name", "truth", "shown_state", "engine", "revision", "changed"]
     list_filter = ["updated_at"]
     search_fields = ["name"]
     actions = ["pause", "resume", "roll_back"]
-    fields = ["copies", "name", "aliases", "replicas", "profile", "endpoints", "revision", "command"]
+    fields = ["name", "aliases", "replicas", "profile", "endpoints"]
 
     def get_queryset(self, request: HttpRequest) -> Any:
         ready = Count("replica_set", filter=Q(replica_set__state=ReplicaState.READY))
-        return super().get_queryset(request).annotate(ready=ready)
+        return super().get_queryset(request).annotate(ready=ready).prefetch_related("replica_set")
 
     @display(description="ready")
     def truth(self, model: Any) -> str:
         return f"{model.ready} of {model.replicas}" if model.profile is not None else "-"
 
-    @admin.action(description="Pause the rollout")
+    @admin.action(description="Pause the rollout", permissions=["change"])
     def pause(self, request: HttpRequest, rows: QuerySet[CatalogModel]) -> None:
-        actor = request.user.get_username()
-        self.each(request, rows, lambda m: rollouts.pause(model=m, actor=actor), "its rollout is paused")
+        self._lead(request, rows, rollouts.pause, "its rollout is paused")
 
-    @admin.action(description="Resume the rollout, or try a failed one again")
+    @admin.action(description="Resume the rollout, or try a failed one again", permissions=["change"])
     def resume(self, request: HttpRequest, rows: QuerySet[CatalogModel]) -> None:
-        actor = request.user.get_username()
-        self.each(request, rows, lambda m: rollouts.resume(model=m, actor=actor), "its rollout goes on")
+        self._lead(request, rows, rollouts.resume, "its rollout goes on")
 
-    @admin.action(description="Roll back to the revision before")
-    def roll_back(self, request: HttpRequest, rows: QuerySet[CatalogModel]) -> None:
-        actor = request.user.get_username()
-        self.each(request, rows, lambda m: catalog.roll_back(model=m, actor=actor), "all go back")
+    @admin.action(description="Roll back to the revision before", permissions=["change"])
+    def roll_back(self, request: HttpRequest, rows: QuerySet[CatalogModel]) -> Any:
+        given = ask(self, request, rows, **ROLL_BACK, tell=told_of_roll_back)
+        return given if not isinstance(given, dict) else self._lead(request, rows, catalog.roll_back, "all go back")
 
-    @display(description="Copies")
-    def copies(self, model: CatalogModel) -> SafeString | str:
-        """Each with its state; why there is none where there is none, and what would help."""
-        if model.pk is None:
-            return "-"
-        rows = list(Replica.objects.filter(model=model).order_by("number"))
-        for row in rows:
-            row.model = model
-        shown = table(("copy", "state", "reason"), [(_link(row), row.state, row.reason) for row in rows[:TOLD_COPIES]])
-        why = next((row.explanation for row in rows if row.state == ReplicaState.PENDING and row.explanation), None)
-        return format_html("{}{}", shown, panel(why)) if why else shown
+    def _lead(self, request: HttpRequest, rows: QuerySet[CatalogModel], act: Any, done: str) -> None:
+        actor = request.user.get_username()
+        self.each(request, rows, lambda m: act(model=m, actor=actor), done)
+
+    def page(self, row: CatalogModel, now: datetime) -> Page:
+        if row.profile is None:
+            return Page(sentence=f"{row.name} is served by {counted(len(row.endpoints or []), 'endpoint')} of its own.")
+        copies = list(Replica.objects.filter(model=row).select_related("revision").order_by("number"))
+        for copy in copies:
+            copy.model = row
+        pending = (copy for copy in copies if copy.state == ReplicaState.PENDING and copy.explanation)
+        unplaced = next(pending, None)
+        rollout = row.rollouts.order_by("-pk").first()
+        return Page(
+            sentence=_sentence(row, copies),
+            following=_following(rollout, now),
+            acts=rollout_acts(rollout),
+            sections=sections(
+                ("Why there is no place", panel(unplaced.explanation) if unplaced else ""),
+                ("Copies", _copies(copies, now)),
+                ("One more copy now", "" if unplaced else plan(row.name)),
+                ("Command", commands.of_model(row)),
+            ),
+        )
+
+    def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any) -> Any:
+        form = context["adminform"].form
+        if isinstance(form, CatalogModelForm) and form.wants_plan and form.entry and form.entry.profile:
+            context["plan"] = plan(form.entry.name, form.cleaned_data["profile"])
+        return super().render_change_form(request, context, *args, **kwargs)
+
+    def told_before_delete(self, row: CatalogModel) -> list[str]:
+        running = Replica.objects.filter(model=row).exclude(attempt=0)
+        shards = list(Shard.objects.filter(replica__in=running).exclude(state__in=ENDED_SHARD_STATES))
+        requests = inside(shards)
+        busy = f", with {counted(requests, 'request')} in them now" if requests else ""
+        names = ", ".join([row.name, *row.aliases])
+        return [
+            f"{counted(running.count(), 'replica')} of it {'is' if running.count() == 1 else 'are'} drained and "
+            f"stopped{busy}; the entry goes with the last of them.",
+            f"From now on requests for {names} are answered with 404.",
+            "To undo it, add the model again: its weights stay on the nodes.",
+        ]
 
     @display(description="engine")
     def engine(self, model: CatalogModel) -> str:
         return str(model.profile.get("engine", "")) if model.profile is not None else "endpoints"
 
-    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        own = ["copies", "revision", "command"]
-        return [*own, "name"] if obj else own
+    @display(description="state")
+    def shown_state(self, model: Any) -> SafeString | str:
+        """In what states its copies are, the worst first; nothing while all are ready."""
+        order = (ReplicaState.FAILED, ReplicaState.LOST, ReplicaState.PENDING, ReplicaState.DEGRADED)
+        states = [ReplicaState(replica.state) for replica in model.replica_set.all()]
+        shown = sorted(set(states) - {ReplicaState.READY}, key=lambda state: (state not in order, state))
+        told = ((badge(state), "" if len(states) == 1 else f" {states.count(state)} ") for state in shown)
+        return format_html_join("", "{}{}", told)
 
-    @display(description="command")
-    def command(self, model: CatalogModel) -> SafeString | str:
-        return commands.of_model(model)
+    @display(description="changed", ordering="updated_at")
+    def changed(self, model: CatalogModel) -> SafeString | str:
+        return when(model.updated_at, timezone.now())
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        return ["name"] if obj else []
 
     def save_model(self, request: HttpRequest, obj: CatalogModel, form: Any, change: bool) -> None:
         catalog.save_entry(form.entry, actor=request.user.get_username())
@@ -130,36 +181,37 @@ class CatalogModelAdmin(ServiceDeleteAdmin):
         catalog.delete_model(row.name, actor=actor)
 
 
+def _sentence(model: CatalogModel, copies: list[Replica]) -> str:
+    ready = sum(copy.state == ReplicaState.READY for copy in copies)
+    leaving = " It is being deleted." if model.leaving else ""
+    return f"{model.name}: {ready} of {counted(model.replicas, 'copy')} ready, at revision {model.revision}.{leaving}"
+
+
+def _following(rollout: Rollout | None, now: datetime) -> SafeString | str:
+    if rollout is None or rollout.state in (RolloutState.DONE, RolloutState.DROPPED):
+        return ""
+    page = link(rollout, f"The rollout to revision {rollout.target}")
+    why = f": {rollout.reason}" if rollout.reason else ""
+    return format_html("{} is {}{}, {}.", page, rollout.state, why, when(rollout.state_at, now))
+
+
+def _copies(copies: list[Replica], now: datetime) -> SafeString | str:
+    rows = []
+    for copy in copies[:TOLD_COPIES]:
+        state = badge(ReplicaState(copy.state))
+        since = when(copy.state_at, now)
+        rows.append((link(copy, copy.label), state, since, copy.revision.number, copy.endpoint, copy.reason))
+    shown = table(("copy", "state", "since", "revision", "endpoint", "reason"), rows)
+    more = len(copies) - TOLD_COPIES
+    return format_html("{}<p>and {} more</p>", shown, more) if more > 0 else shown
+
+
 @admin.register(ProfileRevision)
 class ProfileRevisionAdmin(MachineOwnedAdmin):
     list_display = ["model", "number", "created_at"]
     list_filter = ["model"]
     list_select_related = ["model"]
     search_fields = ["model__name"]
-
-
-@admin.register(Rollout)
-class RolloutAdmin(MachineOwnedAdmin):
-    list_display = ["model", "origin", "target", "shown_state", "reason", "created_at"]
-    list_filter = ["state"]
-    list_select_related = ["model"]
-    search_fields = ["model__name", "reason"]
-
-    @display(description="state", ordering="state", label=LABELS)
-    def shown_state(self, rollout: Rollout) -> str:
-        return rollout.state
-
-
-@admin.register(DryCheck)
-class DryCheckAdmin(MachineOwnedAdmin):
-    list_display = ["rollout", "node", "shown_state", "code", "detail"]
-    list_filter = ["state"]
-    list_select_related = ["rollout__model", "node"]
-    search_fields = ["node__name", "detail"]
-
-    @display(description="state", ordering="state", label=LABELS)
-    def shown_state(self, check: DryCheck) -> str:
-        return check.state
 
 
 @admin.register(ServedName)

@@ -9,7 +9,7 @@ from django.utils.safestring import SafeString
 from agent_client.engines import Launch
 from agent_client.engines.preview import ADDRESS, PORT, RENDEZVOUS_PORT, command
 from agent_client.profile import Profile, ProfileError, parse_profile
-from fleet.admin.display import table
+from fleet.admin.display import folded, log, table
 from fleet.models import CatalogModel, Replica, Shard
 
 _ELSEWHERE = "On a node; port, key, cards and the program's path are its own."
@@ -63,5 +63,7 @@ def _ranks(launches: Sequence[Launch]) -> SafeString:
         rows = [(variable.name, variable.shown, variable.origin.value) for variable in launch.env]
         names = {variable.name for variable in launch.env}
         rows += [(name, "", origin.value) for name, origin in launch.origins.items() if name not in names]
-        parts.append((title, shlex.join(launch.shown_argv), table(("name", "value", "decided by"), rows)))
-    return format_html_join("", "<p>{}</p><pre>{}</pre>{}", parts)
+        origins = table(("name", "value", "decided by"), rows)
+        told = folded(f"origins-{rank}", "Its environment, and who decided each part", origins)
+        parts.append((format_html("<p>{}</p>", title) if title else "", log([shlex.join(launch.shown_argv)]), told))
+    return format_html_join("", "{}{}{}", parts)

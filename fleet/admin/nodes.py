@@ -1,178 +1,130 @@
 """Nodes, GPUs, adapters, fabrics and streams."""
 
+from datetime import datetime
 from typing import Any
 
 from django.contrib import admin, messages
-from django.db.models import Count, Exists, OuterRef, Q, QuerySet
+from django.db.models import Count, Exists, OuterRef, Prefetch, Q, QuerySet
 from django.http import HttpRequest
 from django.utils import timezone
-from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 from unfold.decorators import display
 
 from agent_client.protocol.states import ENDED_SHARD_STATES
-from fleet import snapshots
+from fleet.admin import machine
+from fleet.admin.attempts import inside
 from fleet.admin.base import MachineOwnedAdmin
 from fleet.admin.confirm import DrainForm, ask
-from fleet.admin.display import LABELS, table
-from fleet.domain.ledger import ledger
+from fleet.admin.display import LABELS, link, when
+from fleet.admin.machine import health, memory, texts
+from fleet.admin.page import LivePage, Page
 from fleet.domain.states import NodeStatus
-from fleet.models import Adapter, AgentSession, Event, Fabric, Gpu, GpuClaim, Lease, Listener, Node, Shard
+from fleet.domain.words import counted
+from fleet.models import Adapter, AgentSession, Fabric, Gpu, GpuClaim, Lease, Listener, Node, Shard
 from fleet.services import liveness, operations
 from fleet.services.errors import FleetError
 
 
-def memory(gpu: Gpu) -> str:
-    """Used and whole, in GiB."""
-    if gpu.memory_total_mib is None:
-        return "-"
-    used = "-" if gpu.memory_used_mib is None else f"{gpu.memory_used_mib / 1024:.1f}"
-    return f"{used} of {gpu.memory_total_mib / 1024:.1f} GiB"
-
-
-def health(gpu: Gpu) -> str:
-    return texts(gpu) or ("ok" if gpu.placeable else "not placeable")
-
-
-def texts(row: Gpu | Adapter) -> str:
-    """Its problems, in words."""
-    return "; ".join(str(problem.get("text", "")) for problem in row.problems if isinstance(problem, dict))
-
-
 @admin.register(Node)
-class NodeAdmin(MachineOwnedAdmin):
-    list_display = ["name", "state", "placing", "cards", "address", "agent_version", "heard"]
+class NodeAdmin(LivePage, MachineOwnedAdmin):
+    list_display = ["name", "state", "placing", "cards", "trouble", "address", "agent_version", "heard"]
     list_filter = ["status", "schedulable", "connected"]
     search_fields = ["name", "hostname", "mgmt_addr"]
     actions = ["cordon", "uncordon", "drain", "cancel_drain", "accept_losses", "release"]
-    fieldsets = [
-        (None, {"fields": ["sentence", "warnings", "gpu_table", "adapter_table"]}),
-        ("Runs there", {"fields": ["shard_table"]}),
-        ("Events", {"fields": ["events"]}),
-        (
-            "Facts",
-            {
-                "classes": ["collapse"],
-                "fields": [
-                    *("uid", "hostname", "mgmt_addr", "agent_version", "engines", "labels", "fabrics"),
-                    *("machine_id", "boot_id", "last_seen_at", "inventory_at", "inventory_stale_seconds", "inventory"),
-                ],
-            },
-        ),
-    ]
-    readonly_fields = ["uid", "sentence", "warnings", "gpu_table", "adapter_table", "shard_table", "events"]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Node]:
         there = Q(gpus__present=True)
         held = Exists(GpuClaim.objects.filter(gpu=OuterRef("gpus__pk"), released_at__isnull=True))
-        counts = {"all_cards": Count("gpus", filter=there), "held_cards": Count("gpus", filter=there & Q(held))}
+        sick = there & Q(gpus__placeable=False) & ~Q(gpus__problems=[])
+        counts = {
+            "all_cards": Count("gpus", filter=there),
+            "held_cards": Count("gpus", filter=there & Q(held)),
+            "sick_cards": Count("gpus", filter=sick),
+        }
         return super().get_queryset(request).annotate(**counts)
-
-    @display(description="placing", ordering="schedulable")
-    def placing(self, node: Node) -> str:
-        return (
-            "yes" if node.schedulable else f"cordoned: {node.cordon_reason[:60]}" if node.cordon_reason else "cordoned"
-        )
-
-    @display(description="GPUs held")
-    def cards(self, node: Any) -> str:
-        return f"{node.held_cards} of {node.all_cards}" if node.all_cards else "none"
-
-    @display(description="address")
-    def address(self, node: Node) -> str:
-        return node.mgmt_addr
-
-    @display(description="last heard", ordering="last_seen_at")
-    def heard(self, node: Node) -> str:
-        return f"{node.last_seen_at:%Y-%m-%d %H:%M:%S}" if node.last_seen_at else "never"
-
-    @display(description="Now")
-    def sentence(self, node: Node) -> str:
-        why = f": {node.status_reason}" if node.status_reason else ""
-        cordon = (
-            "" if node.schedulable else " It is cordoned" + (f": {node.cordon_reason}" if node.cordon_reason else "")
-        )
-        if node.drain_deadline_at:
-            left = Shard.objects.filter(node=node).exclude(state__in=ENDED_SHARD_STATES).count()
-            cordon += f"; {left} shards are to leave by {node.drain_deadline_at:%Y-%m-%d %H:%M:%S} UTC"
-        return f"{node.name} is {node.status} since {node.status_at:%Y-%m-%d %H:%M:%S} UTC{why}.{cordon}"
-
-    @display(description="Warnings")
-    def warnings(self, node: Node) -> SafeString | str:
-        told = node.inventory.get("warnings")
-        found = [text for text in told if isinstance(text, str)] if isinstance(told, list) else []
-        return format_html_join("", "<p>{}</p>", ((text,) for text in found)) or "-"
-
-    @display(description="GPUs")
-    def gpu_table(self, node: Node) -> SafeString | str:
-        holders = {line.gpu: line.text for line in ledger(snapshots.load(node=node.pk))}
-        rows = [
-            (g.index, g.gpu_class, memory(g), g.domain, holders.get(g.pk), health(g))
-            for g in node.gpus.filter(present=True).order_by("index")
-        ]
-        return table(("GPU", "class", "memory", "domain", "held by", "health"), rows)
-
-    @display(description="Adapters")
-    def adapter_table(self, node: Node) -> SafeString | str:
-        rows = [
-            (a.hca, a.port, a.state, f"{a.rate_gbps:g} Gb/s" if a.rate_gbps else None, a.link_layer, a.fabric, texts(a))
-            for a in node.adapters.filter(present=True).select_related("fabric")
-        ]
-        return table(("HCA", "port", "state", "rate", "link", "fabric", "problems"), rows)
-
-    @display(description="Replicas")
-    def shard_table(self, node: Node) -> SafeString | str:
-        shards = Shard.objects.filter(node=node).exclude(state__in=ENDED_SHARD_STATES).select_related("replica__model")
-        rows = [(s.replica.label, s.rank, s.state, ", ".join(map(str, s.pids)), s.endpoint, s.reason) for s in shards]
-        return table(("replica", "rank", "state", "pid", "endpoint", "reason"), rows)
-
-    @display(description="Events")
-    def events(self, node: Node) -> SafeString | str:
-        rows = Event.objects.filter(node=node)[:30]
-        return table(("at (UTC)", "what"), [(f"{e.at:%Y-%m-%d %H:%M:%S}", e.text) for e in rows])
 
     @display(description="status", ordering="status", label=LABELS)
     def state(self, node: Node) -> str:
         return node.status
 
+    @display(description="takes work", ordering="schedulable")
+    def placing(self, node: Node) -> SafeString | str:
+        if node.drain_deadline_at:
+            return "draining" + (f": {node.cordon_reason[:60]}" if node.cordon_reason else "")
+        if node.schedulable:
+            return "yes" if node.status == NodeStatus.READY else "no"
+        return f"cordoned: {node.cordon_reason[:60]}" if node.cordon_reason else "cordoned"
+
+    @display(description="GPUs held")
+    def cards(self, node: Any) -> str:
+        return f"{node.held_cards} of {node.all_cards}" if node.all_cards else "none"
+
+    @display(description="GPUs sick")
+    def trouble(self, node: Any) -> str:
+        return str(node.sick_cards or "")
+
+    @display(description="address")
+    def address(self, node: Node) -> str:
+        return node.mgmt_addr
+
+    @display(description="heard", ordering="last_seen_at")
+    def heard(self, node: Node) -> SafeString | str:
+        return when(node.last_seen_at, timezone.now()) if node.last_seen_at else "never"
+
+    def page(self, row: Node, now: datetime) -> Page:
+        return machine.page(row, now)
+
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return bool(request.user.is_superuser) if hasattr(request.user, "is_superuser") else False
+
+    def told_before_delete(self, row: Node) -> list[str]:
+        there = Shard.objects.filter(node=row).exclude(state__in=ENDED_SHARD_STATES).count()
+        cards = row.gpus.filter(present=True).count()
+        return [
+            f"It is {row.status}, with {counted(cards, 'GPU')}; {counted(there, 'shard')} of replicas may run there. "
+            "While any may, the deletion is refused.",
+            "Its GPUs, adapters and history go with it. Its identity is forgotten: to come back, the machine has to "
+            "join again with the join secret.",
+        ]
 
     def delete_row(self, row: Node, actor: str) -> None:
         operations.delete_node(node=row, actor=actor, now=timezone.now())
 
-    @admin.action(description="Cordon: place nothing new there")
+    @admin.action(description="Cordon: place nothing new there", permissions=["change"])
     def cordon(self, request: HttpRequest, rows: QuerySet[Node]) -> None:
         actor = request.user.get_username()
         self.each(request, rows, lambda n: operations.cordon_node(node=n, reason="", actor=actor), "cordoned")
 
-    @admin.action(description="Uncordon")
+    @admin.action(description="Uncordon", permissions=["change"])
     def uncordon(self, request: HttpRequest, rows: QuerySet[Node]) -> None:
         actor = request.user.get_username()
         self.each(request, rows, lambda n: operations.uncordon_node(node=n, actor=actor), "uncordoned")
 
-    @admin.action(description="Drain: move everything away")
+    @admin.action(description="Drain: move everything away", permissions=["change"])
     def drain(self, request: HttpRequest, rows: QuerySet[Node]) -> Any:
         given = ask(
             self,
             request,
             rows,
-            title="Drain nodes",
-            explain="Each is cordoned. Its replicas go when their replacements are ready, and at the deadline at last.",
+            title="Drain",
+            explain="Each is cordoned. Its replicas go when their replacements are ready, and at the deadline at last: "
+            "what has no replacement by then is stopped all the same.",
+            undo="«Cancel the drain» keeps what has not left yet; «Uncordon» lets the node take work again.",
+            tell=_left,
             form=DrainForm,
-            initial={"deadline_seconds": operations.NODE_DRAIN_SECONDS},
+            initial={"deadline_seconds": f"{operations.NODE_DRAIN_SECONDS:g}"},
         )
         if not isinstance(given, dict):
             return given
         common = {**given, "actor": request.user.get_username(), "now": timezone.now()}
         return self.each(request, rows, lambda n: operations.drain_node(node=n, **common), "is to be drained")
 
-    @admin.action(description="Cancel the drain")
+    @admin.action(description="Cancel the drain", permissions=["change"])
     def cancel_drain(self, request: HttpRequest, rows: QuerySet[Node]) -> None:
         actor = request.user.get_username()
         self.each(request, rows, lambda n: operations.cancel_drain(node=n, actor=actor), "is no longer drained")
 
-    @admin.action(description="Accept the loss of all silent nodes, while evictions are held")
+    @admin.action(description="Accept the loss of all silent nodes, while evictions are held", permissions=["change"])
     def accept_losses(self, request: HttpRequest, rows: QuerySet[Node]) -> Any:
         silent = Node.objects.filter(status=NodeStatus.UNREACHABLE)
         given = ask(
@@ -180,7 +132,10 @@ class NodeAdmin(MachineOwnedAdmin):
             request,
             silent,
             title="Accept the losses",
-            explain="These nodes are silent. They may be declared lost, and their replicas are placed elsewhere.",
+            explain="These nodes are silent. They may be declared lost, one after another, and what ran there is "
+            "placed elsewhere. Engines that still run there answer nobody any more.",
+            undo="A node that is heard again before its turn is not declared lost.",
+            tell=_left,
         )
         if not isinstance(given, dict):
             return given
@@ -190,19 +145,43 @@ class NodeAdmin(MachineOwnedAdmin):
             return self.message_user(request, error.detail, messages.ERROR)
         return self.message_user(request, f"the loss of {len(names)} nodes is accepted", messages.SUCCESS)
 
-    @admin.action(description="Release from quarantine")
+    @admin.action(description="Release from quarantine", permissions=["change"])
     def release(self, request: HttpRequest, rows: QuerySet[Node]) -> None:
         actor = request.user.get_username()
         self.each(request, rows, lambda n: operations.release_quarantine(node=n, actor=actor), "released")
 
 
+def _left(node: Node) -> str:
+    """What runs there, in numbers and by name."""
+    shards = list(machine.living(node))
+    if not shards:
+        return "nothing of a replica runs there"
+    names = sorted({shard.replica.label for shard in shards})
+    cards = sum(len(shard.claims.all()) for shard in shards)
+    told = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+    requests = inside(shards)
+    now = f", {counted(requests, 'request')} in them now" if requests else ""
+    return f"{counted(len(names), 'replica')} on {counted(cards, 'GPU')}: {told}{now}"
+
+
 @admin.register(Gpu)
 class GpuAdmin(MachineOwnedAdmin):
-    list_display = ["__str__", "node", "gpu_class", "memory", "domain", "placeable", "schedulable", "health"]
+    list_display = ["index", "node", "gpu_class", "memory", "holder", "health"]
+    list_display_links = ["index"]
+    ordering = ["node__name", "index"]
     list_filter = ["gpu_class", "placeable", "present", "schedulable"]
     list_select_related = ["node"]
     search_fields = ["uuid", "node__name", "gpu_class"]
     actions = ["cordon", "uncordon", "drain"]
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Gpu]:
+        live = GpuClaim.objects.filter(released_at__isnull=True).select_related("shard__replica__model")
+        return super().get_queryset(request).prefetch_related(Prefetch("claims", queryset=live, to_attr="live_claims"))
+
+    @display(description="held by")
+    def holder(self, gpu: Any) -> SafeString | str:
+        held = [link(claim.shard.replica, claim.shard.replica.label) for claim in gpu.live_claims]
+        return held[0] if held else machine.nobody(gpu)
 
     @display(description="memory", ordering="memory_total_mib")
     def memory(self, gpu: Gpu) -> str:
@@ -212,20 +191,22 @@ class GpuAdmin(MachineOwnedAdmin):
     def health(self, gpu: Gpu) -> str:
         return health(gpu)
 
-    @admin.action(description="Cordon the GPU")
+    @admin.action(description="Cordon the GPU", permissions=["change"])
     def cordon(self, request: HttpRequest, rows: QuerySet[Gpu]) -> None:
         self._set(request, rows, True)
 
-    @admin.action(description="Drain the GPU")
+    @admin.action(description="Drain the GPU", permissions=["change"])
     def drain(self, request: HttpRequest, rows: QuerySet[Gpu]) -> Any:
         given = ask(
             self,
             request,
-            rows,
-            title="Drain GPUs",
+            rows.select_related("node"),
+            title="Drain",
             explain="Each is cordoned. What uses it goes when its replacement is ready, and at the deadline at last.",
+            undo="«Uncordon the GPU» ends the drain, and the card may take work again.",
+            tell=lambda gpu: f"on {gpu.node.name}, held by {self.holder(gpu)}",
             form=DrainForm,
-            initial={"deadline_seconds": operations.NODE_DRAIN_SECONDS},
+            initial={"deadline_seconds": f"{operations.NODE_DRAIN_SECONDS:g}"},
         )
         if not isinstance(given, dict):
             return given
@@ -233,7 +214,7 @@ class GpuAdmin(MachineOwnedAdmin):
         act = lambda gpu: operations.drain_gpu(gpu=gpu, **common)  # noqa: E731
         return self.each(request, rows.select_related("node"), act, "is to be drained")
 
-    @admin.action(description="Uncordon the GPU")
+    @admin.action(description="Uncordon the GPU", permissions=["change"])
     def uncordon(self, request: HttpRequest, rows: QuerySet[Gpu]) -> None:
         self._set(request, rows, False)
 
@@ -245,16 +226,48 @@ class GpuAdmin(MachineOwnedAdmin):
 
 @admin.register(Adapter)
 class AdapterAdmin(MachineOwnedAdmin):
-    list_display = ["node", "hca", "port", "state", "rate_gbps", "link_layer", "fabric", "present"]
+    list_display = ["name", "node", "state", "rate", "link_layer", "netdev", "fabric", "trouble"]
+    list_display_links = ["name"]
+    ordering = ["node__name", "hca", "port"]
     list_filter = ["state", "link_layer", "fabric", "present"]
     list_select_related = ["node", "fabric"]
     search_fields = ["node__name", "hca"]
 
+    @display(description="port", ordering="hca")
+    def name(self, adapter: Adapter) -> str:
+        return f"{adapter.hca}/{adapter.port}"
+
+    @display(description="rate", ordering="rate_gbps")
+    def rate(self, adapter: Adapter) -> str:
+        return f"{adapter.rate_gbps:g} Gb/s" if adapter.rate_gbps else ""
+
+    @display(description="problems")
+    def trouble(self, adapter: Adapter) -> str:
+        return texts(adapter) or ("" if adapter.present else "no longer there")
+
 
 @admin.register(Fabric)
 class FabricAdmin(MachineOwnedAdmin):
-    list_display = ["name", "created_at"]
+    list_display = ["name", "ports", "machines"]
     search_fields = ["name"]
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Fabric]:
+        there = Q(adapters__present=True)
+        up = there & Q(adapters__state__in=["ACTIVE", "ACTIVE_DEFER"])
+        counts = {
+            "up": Count("adapters", filter=up),
+            "known": Count("adapters", filter=there),
+            "on": Count("adapters__node", filter=up, distinct=True),
+        }
+        return super().get_queryset(request).annotate(**counts)
+
+    @display(description="ports active")
+    def ports(self, fabric: Any) -> str:
+        return f"{fabric.up} of {fabric.known}"
+
+    @display(description="nodes with an active port")
+    def machines(self, fabric: Any) -> int:
+        return int(fabric.on)
 
 
 @admin.register(AgentSession)

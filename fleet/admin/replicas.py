@@ -1,103 +1,89 @@
-"""Replicas, shards and claims. A replica's page: one sentence, why, where, failures, events."""
+"""Replicas, shards and claims. A replica's page: one sentence, why, failures, attempts, command, events."""
 
-import json
+from collections.abc import Callable, Iterator
+from datetime import datetime
 from typing import Any
 
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils import timezone
-from django.utils.html import format_html_join
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from unfold.decorators import display
 
+from agent_client.protocol.states import ENDED_SHARD_STATES
 from fleet.admin import commands
+from fleet.admin.attempts import attempts, cards, inside, of_replica
 from fleet.admin.base import MachineOwnedAdmin
-from fleet.admin.confirm import DrainForm, ask
-from fleet.admin.display import LABELS, table
+from fleet.admin.confirm import TimeForm, ask
+from fleet.admin.display import LABELS, lasting, story, table, when
 from fleet.admin.explanation import panel
-from fleet.domain.states import ReplicaWish
+from fleet.admin.failures import both
+from fleet.admin.page import Act, LivePage, Page, acts, sections
+from fleet.domain.states import ReplicaState, ReplicaWish
+from fleet.domain.words import counted
 from fleet.models import Event, GpuClaim, Replica, Shard
 from fleet.services import operations
 from fleet.services.commands import DEFAULT_DRAIN_SECONDS
 
 
 @admin.register(Replica)
-class ReplicaAdmin(MachineOwnedAdmin):
-    list_display = ["label", "shown_state", "short_reason", "wish", "since"]
+class ReplicaAdmin(LivePage, MachineOwnedAdmin):
+    list_display = ["label", "shown_state", "short_reason", "shown_wish", "since"]
     list_filter = ["state", "wish", "model"]
     list_select_related = ["model"]
     search_fields = ["model__name", "reason"]
-    actions = ["drain", "stop", "start", "restart"]
-    fieldsets = [
-        (None, {"fields": ["sentence", "why", "where"]}),
-        ("Failures", {"fields": ["failures"]}),
-        ("Command", {"fields": ["command"]}),
-        ("Events", {"fields": ["events"]}),
-        ("Facts", {"fields": ["model", "number", "revision", "wish", "state", "attempt", "endpoint", "crash_count"]}),
-    ]
-    readonly_fields = ["sentence", "why", "where", "failures", "command", "events"]
+    actions = ["drain", "stop", "start", "restart", "retry"]
+
+    @display(description="replica", ordering="model__name")
+    def label(self, replica: Replica) -> str:
+        return replica.label
 
     @display(description="state", ordering="state", label=LABELS)
     def shown_state(self, replica: Replica) -> str:
         return replica.state
 
     @display(description="since", ordering="state_at")
-    def since(self, replica: Replica) -> str:
-        return f"{replica.state_at:%Y-%m-%d %H:%M}"
+    def since(self, replica: Replica) -> SafeString | str:
+        return when(replica.state_at, timezone.now())
+
+    @display(description="wished", ordering="wish")
+    def shown_wish(self, replica: Replica) -> str:
+        return replica.get_wish_display()
 
     @display(description="reason")
     def short_reason(self, replica: Replica) -> str:
-        return replica.reason[:160]
+        return shortened(replica.reason)
 
-    @display(description="Now")
-    def sentence(self, replica: Replica) -> str:
-        since = f"since {replica.state_at:%Y-%m-%d %H:%M:%S} UTC"
-        following = f" Next try at {replica.next_try_at:%H:%M:%S} UTC." if replica.next_try_at else ""
-        reason = f": {replica.reason}" if replica.reason else ""
-        return f"{replica.label} is {replica.state} {since}{reason}.{following}"
+    def page(self, row: Replica, now: datetime) -> Page:
+        pending = row.state == ReplicaState.PENDING
+        return Page(
+            sentence=_sentence(row, now),
+            following=_following(row, now),
+            acts=_acts(row),
+            sections=sections(
+                ("Why it has no place", panel(row.explanation) if pending else ""),
+                ("What stands against it" if _in_trouble(row) else "The latest failure", both(row, now)),
+                ("Attempts", attempts(row, now)),
+                ("Served", _served(row)),
+                ("Command", commands.of_replica(row, of_replica(row).filter(epoch=row.attempt))),
+                ("Events", story(Event.objects.filter(replica=row)[:30], now)),
+            ),
+        )
 
-    @display(description="Why")
-    def why(self, replica: Replica) -> SafeString | str:
-        return panel(replica.explanation)
-
-    @display(description="Where")
-    def where(self, replica: Replica) -> SafeString | str:
-        rows = []
-        for shard in _shards(replica)[:8]:
-            cards = ", ".join(f"GPU {claim.gpu.index}" for claim in shard.claims.all()) or "CPU"
-            pids = ", ".join(map(str, shard.pids)) or "-"
-            far = "" if shard.progress is None else f" {shard.progress:.0%}"
-            state = f"{shard.state}: {shard.phase}{far}" if shard.phase else shard.state
-            rows.append((shard.epoch, shard.rank, shard.node.name, cards, pids, state, shard.reason))
-        return table(("attempt", "rank", "node", "cards", "pid", "state", "reason"), rows)
-
-    @display(description="First and latest failure")
-    def failures(self, replica: Replica) -> SafeString | str:
-        found = [f for f in (replica.first_failure, replica.latest_failure) if f]
-        if not found:
-            return "-"
-        return format_html_join("", "<pre>{}</pre>", ((json.dumps(failure, indent=1),) for failure in found))
-
-    @display(description="Command")
-    def command(self, replica: Replica) -> SafeString | str:
-        return commands.of_replica(replica, _shards(replica).filter(epoch=replica.attempt))
-
-    @display(description="Events")
-    def events(self, replica: Replica) -> SafeString | str:
-        rows = Event.objects.filter(replica=replica)[:30]
-        return format_html_join("", "<p>{} {}</p>", ((f"{e.at:%Y-%m-%d %H:%M:%S}", e.text) for e in rows)) or "-"
-
-    @admin.action(description="Drain: stop with the last request")
+    @admin.action(description="Drain: stop with the last request", permissions=["change"])
     def drain(self, request: HttpRequest, rows: QuerySet[Replica]) -> Any:
         given = ask(
             self,
             request,
             rows.select_related("model"),
-            title="Drain replicas",
+            title="Drain and stop",
             explain="Nothing new comes in; each stops with its last request, and at the deadline at last.",
-            form=DrainForm,
-            initial={"deadline_seconds": DEFAULT_DRAIN_SECONDS},
+            undo="They stay stopped until «Start» is chosen. Nothing takes their place.",
+            tell=_tell(rows),
+            form=TimeForm,
+            initial={"deadline_seconds": f"{DEFAULT_DRAIN_SECONDS:g}"},
         )
         if not isinstance(given, dict):
             return given
@@ -105,21 +91,49 @@ class ReplicaAdmin(MachineOwnedAdmin):
         act: Any = lambda r: operations.drain_replica(replica=r, deadline_seconds=seconds, actor=actor, now=now)  # noqa: E731
         return self.each(request, rows, act, "is to be drained and stopped")
 
-    @admin.action(description="Stop now")
+    @admin.action(description="Stop now", permissions=["change"])
     def stop(self, request: HttpRequest, rows: QuerySet[Replica]) -> Any:
-        explain = "They are stopped at once: answers that are under way are cut."
-        given = ask(self, request, rows.select_related("model"), title="Stop replicas", explain=explain)
+        given = ask(
+            self,
+            request,
+            rows.select_related("model"),
+            title="Stop now",
+            explain="They are stopped at once: answers that are under way are cut.",
+            undo="They stay stopped until «Start» is chosen. Nothing takes their place.",
+            tell=_tell(rows),
+        )
         return given if not isinstance(given, dict) else self._wish(request, rows, ReplicaWish.STOP, "is to be stopped")
 
-    @admin.action(description="Start")
+    @admin.action(description="Start", permissions=["change"])
     def start(self, request: HttpRequest, rows: QuerySet[Replica]) -> None:
         self._wish(request, rows, ReplicaWish.RUN, "is to run")
 
-    @admin.action(description="Restart")
-    def restart(self, request: HttpRequest, rows: QuerySet[Replica]) -> None:
-        actor = request.user.get_username()
-        act = lambda r: operations.restart_replica(replica=r, actor=actor, now=timezone.now())  # noqa: E731
-        self.each(request, rows, act, "is to be restarted")
+    @admin.action(description="Restart", permissions=["change"])
+    def restart(self, request: HttpRequest, rows: QuerySet[Replica]) -> Any:
+        given = ask(
+            self,
+            request,
+            rows.select_related("model"),
+            title="Restart",
+            explain="Each stops and starts again as its next attempt, on the same cards or others. "
+            "A wait after crashes is cut short.",
+            undo="A restart that has begun can't be taken back.",
+            tell=_tell(rows),
+            form=TimeForm,
+            initial={"deadline_seconds": f"{DEFAULT_DRAIN_SECONDS:g}"},
+        )
+        if not isinstance(given, dict):
+            return given
+        actor, now, seconds = request.user.get_username(), timezone.now(), given["deadline_seconds"]
+        act: Any = lambda r: operations.restart_replica(replica=r, actor=actor, now=now, drain_seconds=seconds)  # noqa: E731
+        return self.each(request, rows, act, "is to be restarted")
+
+    @admin.action(description="Try again now", permissions=["change"])
+    def retry(self, request: HttpRequest, rows: QuerySet[Replica]) -> None:
+        actor, now = request.user.get_username(), timezone.now()
+        self.each(
+            request, rows, lambda r: operations.restart_replica(replica=r, actor=actor, now=now), "is tried again"
+        )
 
     def _wish(self, request: HttpRequest, rows: QuerySet[Replica], wish: ReplicaWish, done: str) -> None:
         actor = request.user.get_username()
@@ -127,8 +141,91 @@ class ReplicaAdmin(MachineOwnedAdmin):
         self.each(request, rows, act, done)
 
 
-def _shards(replica: Replica) -> QuerySet[Shard]:
-    return replica.shards.select_related("node").prefetch_related("claims__gpu").order_by("-epoch", "rank")
+def shortened(text: str, most: int = 160) -> str:
+    return text if len(text) <= most else text[: most - 1].rstrip() + "…"
+
+
+def _in_trouble(replica: Replica) -> bool:
+    return replica.state not in (ReplicaState.READY, ReplicaState.DRAINING, ReplicaState.STOPPED)
+
+
+def _sentence(replica: Replica, now: datetime) -> SafeString:
+    state = replica.state
+    if state == ReplicaState.FAILED:
+        times = counted(replica.crash_count, "time")
+        return format_html("{} has failed {} in a row, last {}.", replica.label, times, when(replica.state_at, now))
+    return format_html("{} has been {} for {}.", replica.label, state, lasting(replica.state_at, now))
+
+
+def _following(replica: Replica, now: datetime) -> SafeString | str:
+    """Why, and what happens next by itself."""
+    if replica.wish == ReplicaWish.STOP and replica.state == ReplicaState.STOPPED:
+        return "It was stopped by a person and stays so until it is started."
+    if replica.next_try_at and replica.state == ReplicaState.FAILED:
+        if replica.next_try_at <= now:
+            return "The next try is due now."
+        return format_html("The next try comes by itself {}.", when(replica.next_try_at, now))
+    if replica.state == ReplicaState.PENDING:
+        return "It starts by itself as soon as it fits."
+    if replica.drain_deadline_at and replica.state == ReplicaState.DRAINING:
+        return format_html("What still runs is stopped {}.", when(replica.drain_deadline_at, now))
+    return replica.reason
+
+
+def _acts(replica: Replica) -> tuple[Act, ...]:
+    if replica.wish == ReplicaWish.REMOVE:
+        return ()
+    if replica.wish == ReplicaWish.STOP:
+        return (Act(action="start", label="Start", kind="first"),)
+    runs = replica.state in (ReplicaState.READY, ReplicaState.DRAINING)
+    waits = replica.state == ReplicaState.FAILED
+    return acts(
+        Act(action="retry", label="Try again now", kind="first") if waits else None,
+        Act(action="restart", label="Restart …") if not waits and replica.attempt else None,
+        Act(action="drain", label="Drain …") if runs else None,
+        Act(action="stop", label="Stop …"),
+    )
+
+
+def _served(replica: Replica) -> SafeString | str:
+    if not replica.endpoint:
+        return "-"
+    flow = getattr(replica, "flow", None)
+    requests = flow.in_flight if flow and flow.attempt == replica.attempt else None
+    head = next((s for s in of_replica(replica) if s.epoch == replica.attempt and s.rank == 0), None)
+    rows = [
+        ("endpoint", replica.endpoint),
+        ("revision", replica.revision.number),
+        ("requests from routers", requests),
+        ("requests in the engine", inside([head]) if head else None),
+        ("processes", ", ".join(map(str, head.pids)) if head else None),
+    ]
+    return table(("what", "value"), [row for row in rows if row[1] is not None])
+
+
+def _tell(rows: QuerySet[Replica]) -> Callable[[Replica], str]:
+    """Of one replica: where it runs, what is in it, and how many copies of its model are left meanwhile."""
+    chosen = set(rows.values_list("pk", flat=True))
+
+    def tell(replica: Replica) -> str:
+        return "; ".join(_consequences(replica, chosen))
+
+    return tell
+
+
+def _consequences(replica: Replica, chosen: set[int]) -> Iterator[str]:
+    live = [shard for shard in of_replica(replica) if shard.state not in ENDED_SHARD_STATES]
+    where = ", ".join(f"{shard.node.name} GPU {cards(shard)}".replace("GPU CPU", "CPU") for shard in live)
+    yield f"{replica.state} on {where}" if where else replica.state
+    requests = inside(live)
+    if requests:
+        yield f"{counted(requests, 'request')} in it now"
+    copies = Replica.objects.filter(model=replica.model, state=ReplicaState.READY).exclude(pk__in=chosen).count()
+    wanted = replica.model.replicas
+    if copies:
+        yield f"{copies} of {wanted} copies of {replica.model.name} stay ready"
+    else:
+        yield f"no copy of {replica.model.name} is left ready: its requests are refused until one is"
 
 
 @admin.register(Shard)

@@ -7,6 +7,7 @@ from itertools import groupby
 
 from fleet.domain.states import NodeStatus, ReplicaState, ReplicaWish
 from fleet.domain.types import FleetSnapshot, GpuView, NodeView, ReplicaView
+from fleet.domain.words import duration
 
 
 class CardUse(StrEnum):
@@ -103,16 +104,15 @@ def overview(snapshot: FleetSnapshot) -> Overview:
 def _node(node: NodeView, needs: list[Item], hand: list[Item]) -> None:
     if node.status is not NodeStatus.READY:
         urgent = node.status in (NodeStatus.LOST, NodeStatus.QUARANTINED)
-        silent = f"silent for {_duration(node.silent_seconds)}" if node.silent_seconds else ""
+        silent = f"silent for {duration(node.silent_seconds)}" if node.silent_seconds else ""
         title = f"{node.name} is {node.status}"
         item = Item(kind="node", pk=node.pk, title=title, text=silent, following=_NODE_NEXT[node.status])
         (needs if urgent else hand).append(item)
         return
     for gpu in node.gpus:
-        if not gpu.usable:
+        if not gpu.usable and gpu.problem:  # without one it is split: its slices are placed in its stead
             title = f"{node.name} GPU {gpu.index} can't be used"
-            text = gpu.problem or "its agent says that it is not placeable"
-            needs.append(Item(kind="node", pk=node.pk, title=title, text=text))
+            needs.append(Item(kind="node", pk=node.pk, title=title, text=gpu.problem))
 
 
 def _replicas(replicas: Iterable[ReplicaView], needs: list[Item], hand: list[Item]) -> None:
@@ -192,13 +192,3 @@ _NUMBERS = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight"
 def _count(number: int) -> str:
     word = _NUMBERS[number] if number < len(_NUMBERS) else str(number)
     return f"{word} thing{'s' * (number != 1)}"
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours >= 48:
-        return f"{hours // 24} days"
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

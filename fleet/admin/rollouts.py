@@ -1,0 +1,192 @@
+"""Rollouts: how far each is, what it waits for, and the buttons that lead it."""
+
+from datetime import datetime
+from typing import Any
+
+from django.contrib import admin
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from unfold.decorators import display
+
+from fleet.admin.base import MachineOwnedAdmin
+from fleet.admin.confirm import ask
+from fleet.admin.display import LABELS, badge, lasting, link, table, when
+from fleet.admin.page import Act, LivePage, Page, acts, sections
+from fleet.domain.states import CheckState, ReplicaState, RolloutState
+from fleet.domain.words import counted
+from fleet.models import CatalogModel, DryCheck, ProfileRevision, Replica, Rollout
+from fleet.services import catalog, rollouts
+from fleet.services.errors import FleetError
+
+#: What the confirm page says before a rollback.
+ROLL_BACK: dict[str, Any] = {
+    "title": "Roll back",
+    "explain": "A rollout that is under way ends here, and what has gone over goes back. After a finished one the "
+    "profile before is wished again, as a new revision. Replicas go one after another; no request is cut.",
+    "undo": "After a rollout that was broken off, «Resume» tries the new profile once more; after a finished one, roll "
+    "back again.",
+}
+_SENTENCES = {
+    RolloutState.ROLLING: "has been under way for {}",
+    RolloutState.PAUSED: "has been paused for {}",
+    RolloutState.FAILED: "failed {} ago",
+    RolloutState.DONE: "was done {} ago",
+    RolloutState.DROPPED: "was dropped {} ago",
+}
+_FOLLOWING = {
+    RolloutState.ROLLING: "One replica after another goes over. If the new revision fails, all go back by themselves.",
+    RolloutState.PAUSED: "Nothing more goes over until it is resumed.",
+    RolloutState.FAILED: "All replicas go back to the old revision. The catalog keeps the new profile.",
+}
+
+
+@admin.register(Rollout)
+class RolloutAdmin(LivePage, MachineOwnedAdmin):
+    list_display = ["model", "revisions", "shown_state", "reason", "actor", "began"]
+    list_filter = ["state"]
+    list_select_related = ["model"]
+    search_fields = ["model__name", "reason"]
+    actions = ["pause", "resume", "roll_back"]
+
+    @display(description="revision", ordering="target")
+    def revisions(self, rollout: Rollout) -> str:
+        return f"{rollout.origin} → {rollout.target}"
+
+    @display(description="state", ordering="state", label=LABELS)
+    def shown_state(self, rollout: Rollout) -> str:
+        return rollout.state
+
+    @display(description="began", ordering="created_at")
+    def began(self, rollout: Rollout) -> SafeString | str:
+        return when(rollout.created_at, timezone.now())
+
+    def page(self, row: Rollout, now: datetime) -> Page:
+        by = f" It was begun by {row.actor}." if row.actor else ""
+        why = f" {row.reason[:1].upper()}{row.reason[1:]}." if row.reason else ""
+        state = format_html(_SENTENCES[RolloutState(row.state)], lasting(row.state_at, now))
+        name = row.model.name
+        begun = format_html("The rollout of {} from revision {} to {} {}.", name, row.origin, row.target, state)
+        return Page(
+            sentence=begun,
+            following=f"{_FOLLOWING.get(RolloutState(row.state), '')}{why}{by}".strip(),
+            acts=rollout_acts(row),
+            sections=sections(
+                ("Replicas", progress(row, now)),
+                ("What changes", _changes(row)),
+                ("What the nodes said", _answers(row)),
+            ),
+        )
+
+    @admin.action(description="Pause", permissions=["change"])
+    def pause(self, request: HttpRequest, rows: QuerySet[Rollout]) -> None:
+        self._lead(request, rows, rollouts.pause, "paused")
+
+    @admin.action(description="Resume, or try a failed one again", permissions=["change"])
+    def resume(self, request: HttpRequest, rows: QuerySet[Rollout]) -> None:
+        self._lead(request, rows, rollouts.resume, "goes on")
+
+    @admin.action(description="Roll back to the revision before", permissions=["change"])
+    def roll_back(self, request: HttpRequest, rows: QuerySet[Rollout]) -> Any:
+        chosen = rows.select_related("model")
+        given = ask(self, request, chosen, **ROLL_BACK, tell=lambda rollout: told_of_roll_back(rollout.model))
+        return given if not isinstance(given, dict) else self._lead(request, rows, catalog.roll_back, "all go back")
+
+    def _lead(self, request: HttpRequest, rows: QuerySet[Rollout], act: Any, done: str) -> None:
+        actor = request.user.get_username()
+
+        def one(rollout: Rollout) -> None:
+            if not _newest(rollout):
+                raise FleetError("rollout_old", f"cannot change {rollout}: a newer rollout has taken its place")
+            act(model=rollout.model, actor=actor)
+
+        self.each(request, rows.select_related("model"), one, done)
+
+
+def rollout_acts(rollout: Rollout | None) -> tuple[Act, ...]:
+    """The buttons that make sense for it; of an older rollout none does."""
+    if rollout is None or not _newest(rollout):
+        return ()
+    state = RolloutState(rollout.state)
+    again = state is RolloutState.FAILED and rollout.target == rollout.model.revision
+    return acts(
+        Act(action="resume", label="Resume", kind="first") if state is RolloutState.PAUSED else None,
+        Act(action="resume", label="Try once more") if again else None,
+        Act(action="pause", label="Pause") if state is RolloutState.ROLLING else None,
+        Act(action="roll_back", label="Roll back …") if state in (*rollouts.OPEN, RolloutState.DONE) else None,
+    )
+
+
+def told_of_roll_back(model: CatalogModel) -> str:
+    """What goes back, in numbers."""
+    rollout = Rollout.objects.filter(model=model).order_by("-pk").first()
+    if rollout is None:
+        return "it has had no rollout"
+    rows = Replica.objects.filter(model=model)
+    over = rows.filter(revision__number=rollout.target).count()
+    told = f"{counted(over, 'replica')} of {rows.count()} {'runs' if over == 1 else 'run'} revision {rollout.target}"
+    back = f"revision {rollout.origin}" if rollout.state in rollouts.OPEN else "the profile before it"
+    return f"{told} and {'goes' if over == 1 else 'go'} back to {back}"
+
+
+def progress(rollout: Rollout, now: datetime) -> SafeString | str:
+    """Each replica with the revision that it runs and the one it goes to."""
+    rows = list(Replica.objects.filter(model=rollout.model).select_related("model", "revision").order_by("number"))
+    if not rows:
+        return ""
+    told: SafeString | str = ""
+    if rollout.state in rollouts.OPEN:
+        over = sum(row.revision.number == rollout.target and row.state == ReplicaState.READY for row in rows)
+        whole = rollout.model.replicas
+        bar = format_html('<progress max="{}" value="{}" aria-label="replicas gone over"></progress>', whole, over)
+        told = format_html("<p>{} of {} run revision {} and are ready. {}</p>", over, whole, rollout.target, bar)
+    lines = []
+    for row in rows:
+        goal = f"{row.revision.number} → {row.goal}" if row.goal else str(row.revision.number)
+        state = badge(ReplicaState(row.state))
+        lines.append((link(row, row.label), goal, state, when(row.state_at, now), row.reason))
+    return format_html("{}{}", told, table(("replica", "revision", "state", "since", "reason"), lines))
+
+
+def _newest(rollout: Rollout) -> bool:
+    return not Rollout.objects.filter(model=rollout.model_id, pk__gt=rollout.pk).exists()
+
+
+def _changes(rollout: Rollout) -> SafeString | str:
+    """The fields of the profile that differ."""
+    found = ProfileRevision.objects.filter(model=rollout.model, number__in=[rollout.origin, rollout.target])
+    profiles = {each.number: each.profile for each in found}
+    old, new = profiles.get(rollout.origin, {}), profiles.get(rollout.target, {})
+    names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name) and name != "env")
+    rows = [(name, _said(old.get(name)), _said(new.get(name))) for name in names]
+    if old.get("env") != new.get("env"):
+        rows.append(("env", "", "changed"))  # values may be secrets
+    return table(("field", f"revision {rollout.origin}", f"revision {rollout.target}"), rows)
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return "" if value is None else str(value)
+
+
+def _answers(rollout: Rollout) -> SafeString | str:
+    rows = [
+        (link(check.node, check.node.name), badge(CheckState(check.state)), check.detail, check.hint)
+        for check in rollout.checks.select_related("node").order_by("node__name")
+    ]
+    return table(("node", "answer", "why", "hint"), rows)
+
+
+@admin.register(DryCheck)
+class DryCheckAdmin(MachineOwnedAdmin):
+    list_display = ["rollout", "node", "shown_state", "code", "detail"]
+    list_filter = ["state"]
+    list_select_related = ["rollout__model", "node"]
+    search_fields = ["node__name", "detail"]
+
+    @display(description="state", ordering="state", label=LABELS)
+    def shown_state(self, check: DryCheck) -> str:
+        return check.state

@@ -1,0 +1,25 @@
+// Pages that renew themselves: what stands there is never older than it says, and nothing that is read is pulled away.
+(() => {
+  const OLD_AFTER_MS = 12_000; // two renewals were missed
+  let heard = Date.now();
+  let open = [];
+  const page = () => document.getElementById("live");
+  const ours = (event) => event.detail.target && event.detail.target.id === "live";
+
+  document.addEventListener("htmx:beforeRequest", (event) => {
+    const chosen = document.getSelection();
+    if (ours(event) && chosen && !chosen.isCollapsed && page().contains(chosen.anchorNode)) event.preventDefault();
+  });
+  document.addEventListener("htmx:beforeSwap", (event) => {
+    if (!ours(event)) return;
+    // An error page, or the login page of an ended session, is no news of the fleet.
+    event.detail.shouldSwap = event.detail.xhr.status === 200 && event.detail.serverResponse.includes('id="live"');
+    open = [...page().querySelectorAll("details[open][id]")].map((each) => each.id);
+  });
+  document.addEventListener("htmx:afterSwap", (event) => {
+    if (!ours(event)) return;
+    heard = Date.now();
+    for (const id of open) document.getElementById(id)?.setAttribute("open", "");
+  });
+  setInterval(() => page()?.classList.toggle("fleet-stale", Date.now() - heard > OLD_AFTER_MS), 1_000);
+})();

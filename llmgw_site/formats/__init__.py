@@ -1,0 +1,1 @@
+"""How dates are written, by language: the same everywhere."""
