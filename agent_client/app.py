@@ -67,6 +67,7 @@ class Agent:
         self._heartbeat_seconds = 10.0
         self._report_seconds = 180.0
         self._applying = asyncio.Lock()
+        self._answering: dict[int, asyncio.Task[None]] = {}
         self._look = asyncio.Event()
         self._registered_anew = asyncio.Event()
         self._ledger = Ledger(config.state_dir / "ledger.json")
@@ -77,6 +78,7 @@ class Agent:
             boot_id=self._boot_id,
             tools=NodeTools(
                 preflight=self._preflight,
+                foresee=self._foresee,
                 command=lambda profile: preflight.command_for(config, profile.engine) or (),
                 free_ports=preflight.Ports(config.policy.ports, config.mgmt_addr, owner=str(config.state_dir)).take,
                 probe=_probe,
@@ -117,9 +119,10 @@ class Agent:
         done, _ = await asyncio.wait({waiter, *tasks}, return_when=asyncio.FIRST_COMPLETED)
         await self._link.close(Goodbye(reason="the agent was asked to stop", engines_stay=not stop_engines))
         await self._supervisor.close(stop_engines=stop_engines)
-        for task in (waiter, *tasks):
+        left = (waiter, *tasks, *self._answering.values())
+        for task in left:
             task.cancel()
-        await asyncio.gather(waiter, *tasks, return_exceptions=True)
+        await asyncio.gather(*left, return_exceptions=True)
         for task in done:
             task.result()  # a part of the agent that ends by itself is a mistake, and must not look like a stop
 
@@ -235,7 +238,8 @@ class Agent:
                     message.shard, message.epoch, deadline_seconds=message.deadline_seconds, reason=message.reason
                 )
             case Check():
-                self._link.send(await asyncio.to_thread(self._check, message))
+                if message.check not in self._answering:  # it may take a while: orders go on, and it is asked again
+                    self._answering[message.check] = asyncio.create_task(self._answer(message))
             case Sync(desired=desired):
                 await self._apply(desired)
             case Refresh():
@@ -270,12 +274,16 @@ class Agent:
             self._inventory_at = time.monotonic()
             return self._inventory
 
-    def _preflight(self, profile: Profile, spec: ShardSpec) -> tuple[str, str, str] | None:
+    def _preflight(self, profile: Profile, spec: ShardSpec, replaces: str = "") -> tuple[str, str, str] | None:
         """In a thread. Cards are looked at anew: a stranger may have come since placement was told of them."""
         inventory = self._see() if spec.gpus else self._inventory
         data = inventory.to_json() if inventory else {}
+        replaced = self._ledger.entries.get(replaces)
+        ours = set(replaced.spec.get("gpus") or ()) if replaced else set()
+        cards = [{**gpu, "memory_used_mib": None} if gpu.get("uuid") in ours else gpu for gpu in data.get("gpus") or []]
         owned = self._supervisor.owned_pids()
-        return preflight.check(self._config, profile, spec, data, owned, installed=self._installed).refusal
+        facts = {**data, "gpus": cards}
+        return preflight.check(self._config, profile, spec, facts, owned, installed=self._installed).refusal
 
     async def _fetch(
         self, profile: Profile, on_progress: Callable[[str, float | None], None]
@@ -304,22 +312,29 @@ class Agent:
         """In a thread, when an engine has failed: the last look may be older than what made it fail."""
         return preflight.sick_card(spec, self._see().to_json()) if spec.gpus else None
 
-    def _check(self, message: Check) -> Checked:
-        """In a thread: what would stand against it now. Cards of the shard that it would replace count as free."""
+    async def _answer(self, message: Check) -> None:
+        try:
+            self._link.send(await self._checked(message))
+        finally:
+            del self._answering[message.check]
+
+    async def _checked(self, message: Check) -> Checked:
         try:
             profile = parse_profile(message.spec.profile)
         except ProfileError as error:
             return Checked(check=message.check, code=FailureCode.INVALID_PROFILE.value, detail=str(error))
-        inventory = self._see() if message.spec.gpus else self._inventory
-        data = inventory.to_json() if inventory else {}
-        replaced = self._ledger.entries.get(message.replaces)
-        ours = set(replaced.spec.get("gpus") or ()) if replaced else set()
-        cards = [{**gpu, "memory_used_mib": None} if gpu.get("uuid") in ours else gpu for gpu in data.get("gpus") or []]
-        owned = self._supervisor.owned_pids()
-        facts = {**data, "gpus": cards}
-        found = preflight.check(self._config, profile, message.spec, facts, owned, installed=self._installed).refusal
-        code, detail, hint = found or ("", "", "")
+        code, detail, hint = await self._foresee(profile, message.spec, message.replaces) or ("", "", "")
         return Checked(check=message.check, code=code, detail=detail, hint=hint)
+
+    async def _foresee(self, profile: Profile, spec: ShardSpec, replaces: str) -> tuple[str, str, str] | None:
+        """What would stand against it, if what the shard that it replaces holds were free.
+
+        That one runs on meanwhile, so the installed engine has the time to tell of its options.
+        """
+        command = preflight.command_for(self._config, profile.engine)
+        while command and not await asyncio.to_thread(self._installed.settled, profile.engine, command):
+            pass
+        return await asyncio.to_thread(self._preflight, profile, spec, replaces)
 
     def _holders(self, gpus: tuple[str, ...]) -> str:
         return still_held(self._see().to_json(), gpus)

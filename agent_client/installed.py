@@ -92,6 +92,15 @@ class Installed:
         names = frozenset(answer["names"]) | (base.names or frozenset())  # a help text does not show every option
         return replace(base, names=names, version=version or answer["version"])
 
+    def settled(self, kind: EngineKind, command: Sequence[str], *, wait_seconds: float = WAIT_SECONDS) -> bool:
+        """Whether all is known that the engine will tell for now; asks where that was not done yet."""
+        question, key = _question(kind, command), _key(command, packaged_version(kind, command))
+        if question is None or key is None or _own_program(kind, command) is not None:
+            return True
+        with self._lock:
+            done = None if key in self._answers else self._ask(key, question)
+        return done is None or done.wait(wait_seconds)
+
     def _ask(self, key: str, question: _Question) -> threading.Event | None:
         """Begin to ask, unless that is under way or failed a while ago. With the lock held."""
         if key in self._asking:

@@ -67,6 +67,14 @@ class Ledger:
                 self._restore(entry.shard, *before)
                 raise
 
+    def see(self, shard: str, epoch: int) -> None:
+        """An order that was refused: nothing runs for it, but lower ones are stale."""
+        with self._lock:
+            before = self.epochs.get(shard)
+            self.epochs[shard] = max(epoch, self.highest_epoch(shard))
+            if self.epochs[shard] != before:
+                self._save()
+
     def forget(self, shard: str, epoch: int) -> None:
         """The engine is gone; the highest epoch stays known. A disk that is full now is written at the next change."""
         with self._lock:

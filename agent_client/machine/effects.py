@@ -14,6 +14,10 @@ class Check(Effect):
     """Preflight; → Checked."""
 
 
+class Foresee(Effect):
+    """Preflight of an order while the attempt that it replaces still runs; → Foreseen."""
+
+
 class Spawn(Effect):
     """Remember, then spawn; → Spawned or NotSpawned."""
 

@@ -29,6 +29,13 @@ class Checked(Event):
     refused: Failure | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foreseen(Event):
+    """What would stand against an order once the attempt that it replaces has ended."""
+
+    refused: Failure | None = None
+
+
 class Spawned(Event):
     pass
 

@@ -91,4 +91,4 @@ class Attempt:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
     attempt: Attempt | None = None
-    following: Attempt | None = None  # ordered while the one before it still ends
+    following: Attempt | None = None  # ordered while the one before it is there

@@ -1,8 +1,9 @@
 """The rows: what each event does in each state. What a state has no row for is ignored. Pure.
 
 A shard has one attempt at a time. A newer order waits in `following` until the attempt before it has *ended*, which
-means that no process of it is left and its cards were seen empty: so there are never two. What an older attempt still
-says changes nothing.
+means that no process of it is left and its cards were seen empty: so there are never two. What already runs is ended
+for it only when nothing is seen to stand against it; a refused order goes, and what runs stays. What an older attempt
+still says changes nothing.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ from agent_client.machine.effects import (
     Effect,
     Effects,
     Explain,
+    Foresee,
     Forget,
     Probe,
     Remember,
@@ -32,6 +34,7 @@ from agent_client.machine.events import (
     Event,
     Exited,
     Explained,
+    Foreseen,
     Looked,
     Missed,
     NotSpawned,
@@ -48,6 +51,7 @@ from agent_client.protocol.states import ShardState
 S = ShardState
 IDLE_LOOKS = 3  # so often in a row no request was seen: a drain is done
 PROBE_LONGEST = 2.0  # pause between two questions to an engine that loads
+RUNNING = (S.LOADING, S.READY, S.DRAINING)
 NOT_ANSWERING = "not answering"  # the phase of a ready engine that is suspected
 
 Step = tuple[Attempt, Effects]
@@ -62,6 +66,8 @@ def step(shard: Shard, event: Event, now: float) -> tuple[Shard, Effects]:
     if waiting is not None and event.epoch == waiting.epoch and isinstance(event, StopAsked):
         waiting = replace(waiting, state=S.STOPPED, detail=event.reason or "stopped before it started")
         return replace(shard, following=None), (Report(epoch=waiting.epoch, attempt=waiting),)
+    if waiting is not None and event.epoch == waiting.epoch and isinstance(event, Foreseen):
+        return _foreseen(shard, waiting, event, now)
     if attempt is None or event.epoch != attempt.epoch:
         return shard, ()
     row = TABLE.get((attempt.state, type(event)), _ignore)
@@ -95,9 +101,25 @@ def _take(shard: Shard, event: Ordered | Adopted, now: float) -> tuple[Shard, Ef
     if following is not None:
         gone = replace(following, state=S.STOPPED, detail="replaced by a newer order")
         dropped = (Report(epoch=gone.epoch, attempt=gone),)
-    asked = StopAsked(epoch=attempt.epoch, grace=attempt.limits.grace, reason="replaced by a newer order")
-    stopped, effects = step(Shard(attempt=attempt, following=new), asked, now)
+    if attempt.state in RUNNING:
+        new, effects = ending.move(new, S.VALIDATING, Foresee(epoch=new.epoch))
+        return Shard(attempt=attempt, following=new), dropped + effects
+    stopped, effects = _make_room(Shard(attempt=attempt, following=new), attempt, now)
     return stopped, dropped + effects
+
+
+def _foreseen(shard: Shard, waiting: Attempt, event: Foreseen, now: float) -> tuple[Shard, Effects]:
+    if event.refused is not None:
+        _, effects = ending.move(waiting, S.FAILED, told=event.refused)
+        return replace(shard, following=None), effects
+    if shard.attempt is None or shard.attempt.state not in RUNNING:
+        return shard, ()  # it ends already
+    return _make_room(shard, shard.attempt, now)
+
+
+def _make_room(shard: Shard, attempt: Attempt, now: float) -> tuple[Shard, Effects]:
+    asked = StopAsked(epoch=attempt.epoch, grace=attempt.limits.grace, reason="replaced by a newer order")
+    return step(shard, asked, now)
 
 
 def _begin(new: Attempt) -> Step:

@@ -175,8 +175,8 @@ class Supervisor:
         newest = engine.newest if engine else None
         if newest is None or newest.ended or newest.epoch < epoch:  # nothing of that epoch ever came, or it has ended
             self._ground.on_report(ShardReport(shard=shard, epoch=epoch, state=ShardState.STOPPED, detail=reason))
-        if engine is not None and newest is not None and not newest.ended and newest.epoch <= epoch:
-            self._stop(engine, grace_seconds, reason)
+        if engine is not None and newest is not None and not newest.ended:
+            self._stop(engine, grace_seconds, reason, highest=epoch)
 
     async def drain(self, shard: str, epoch: int, *, deadline_seconds: float, reason: str) -> None:
         """Let the requests in the engine finish, until the deadline; then end it."""
@@ -195,8 +195,10 @@ class Supervisor:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _stop(self, engine: Engine, grace_seconds: float | None, reason: str) -> None:
+    def _stop(self, engine: Engine, grace_seconds: float | None, reason: str, *, highest: int | None = None) -> None:
         for attempt in reversed(engine.attempts()):  # the one that waits must not begin when the other has ended
+            if highest is not None and attempt.epoch > highest:
+                continue
             grace = attempt.limits.grace if grace_seconds is None else grace_seconds
             engine.feed(events.StopAsked(epoch=attempt.epoch, grace=grace, reason=reason))
 

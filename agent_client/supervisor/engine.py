@@ -101,6 +101,8 @@ class Engine:
         match effect:
             case effects.Check():
                 self._begin(self._check(held), events.Checked(epoch=held.epoch, refused=broken))
+            case effects.Foresee():
+                self._begin(self._foresee(held), events.Foreseen(epoch=held.epoch, refused=broken))
             case effects.Spawn():
                 self._begin(self._spawn(held), events.NotSpawned(epoch=held.epoch, failure=broken))
             case effects.Watch():
@@ -143,8 +145,15 @@ class Engine:
         if held.profile.from_hub and not await self._fetched(held):
             return
         refused = await asyncio.to_thread(self._ground.tools.preflight, held.profile, held.spec)
-        failure = Failure(code=refused[0], detail=refused[1], hint=refused[2]) if refused else None
-        self.feed(events.Checked(epoch=held.epoch, refused=failure))
+        self.feed(events.Checked(epoch=held.epoch, refused=_failure(refused)))
+
+    async def _foresee(self, held: Held) -> None:
+        """A refused order leaves no attempt behind, but older ones are refused from now on as after any other."""
+        refused = await self._ground.tools.foresee(held.profile, held.spec, held.shard)
+        if refused is not None:
+            with contextlib.suppress(OSError):
+                await asyncio.to_thread(self._ground.ledger.see, held.shard, held.epoch)
+        self.feed(events.Foreseen(epoch=held.epoch, refused=_failure(refused)))
 
     async def _fetched(self, held: Held) -> bool:
         """Bring the model here, as long as it is wanted; False when it is not to go on."""
@@ -356,3 +365,7 @@ class Engine:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _failure(refused: tuple[str, str, str] | None) -> Failure | None:
+    return Failure(code=refused[0], detail=refused[1], hint=refused[2]) if refused else None

@@ -23,6 +23,10 @@ class Figures:
     moving: tuple[float, ...] | None = None  # equal in two looks: nothing was done in between
 
 
+async def _nothing_foreseen(profile: Profile, spec: ShardSpec, replaces: str) -> None:
+    return None
+
+
 async def _as_it_is(profile: Profile, on_progress: Callable[[str, float | None], None]) -> Profile:
     return profile
 
@@ -52,6 +56,8 @@ class NodeTools:
     """What the supervisor needs of its siblings. Those that aren't coroutines may block and run in threads."""
 
     preflight: Callable[[Profile, ShardSpec], tuple[str, str, str] | None]  # code, sentence, hint
+    #: The same ahead of time: as if what the named shard holds were free. It may take a while.
+    foresee: Callable[[Profile, ShardSpec, str], Awaitable[tuple[str, str, str] | None]] = _nothing_foreseen
     command: Callable[[Profile], tuple[str, ...]]
     free_ports: Callable[[set[int], int], range | None]  # that many in a row, none of those taken
     probe: Callable[[str, Readiness, str, str | None], Awaitable[bool]]

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_client import config, preflight, probes
-from agent_client.engines import LaunchSpec, PlanError, plan
+from agent_client.engines import LaunchSpec, PlanError, Readiness, plan
+from agent_client.installed import Installed
 from agent_client.ledger import Entry, Ledger
 from agent_client.machine import Limits
 from agent_client.profile import ProfileError, parse_profile
@@ -256,6 +257,49 @@ async def test_older_orders_are_refused_and_newer_ones_replace(node: Node) -> No
             await asyncio.sleep(0.02)
     assert last.pids != first.pids
     assert processes.start_time(first.pids[0]) is None
+
+
+async def test_a_refused_replacement_leaves_the_older_engine_running(node: Node) -> None:
+    async def foresee(profile: Any, spec: ShardSpec, replaces: str) -> tuple[str, str, str] | None:
+        assert replaces == "uid/0"
+        known = Installed(run=lambda argv, seconds: None, folder=None)
+        return preflight.check(node.config, profile, spec, {}, (), installed=known).refusal
+
+    node.tools["foresee"] = foresee
+    node.again()
+    await node.supervisor.start(order(5))
+    first = await node.until(ShardState.READY)
+    await node.supervisor.start(order(6, extra_args=["--no-such-flag"]))
+    refused = await node.until(ShardState.FAILED)
+    assert (refused.epoch, refused.code) == (6, "flag_unknown")
+    assert "--no-such-flag" in refused.detail
+    (left,) = node.supervisor.reports()
+    assert (left.epoch, left.state, left.pids) == (5, ShardState.READY, first.pids)
+    assert await asyncio.to_thread(probes.ready, first.endpoint or "", Readiness(), name="m", key="CANARY")
+    assert Ledger(node.config.state_dir / "ledger.json").highest_epoch("uid/0") == 6
+    await node.supervisor.stop("uid/0", 5, grace_seconds=1, reason="the control plane's own word")
+    assert (await node.until(ShardState.STOPPED)).epoch == 5
+
+
+async def test_a_stop_ends_what_runs_while_its_replacement_is_still_checked(node: Node) -> None:
+    checking = asyncio.Event()
+
+    async def foresee(profile: Any, spec: ShardSpec, replaces: str) -> None:
+        checking.set()
+        await asyncio.sleep(60)
+
+    node.tools["foresee"] = foresee
+    node.again()
+    await node.supervisor.start(order(5))
+    await node.until(ShardState.READY)
+    await node.supervisor.start(order(6))
+    await checking.wait()
+    await node.supervisor.stop("uid/0", 5, grace_seconds=1, reason="test")
+    async with asyncio.timeout(20):
+        while (last := node.reports[-1]).epoch != 6 or last.state is not ShardState.READY:
+            await asyncio.sleep(0.02)
+    stopped = [report.epoch for report in node.reports if report.state is ShardState.STOPPED]
+    assert stopped == [5]
 
 
 async def test_a_reused_pid_is_neither_adopted_nor_killed(node: Node) -> None:

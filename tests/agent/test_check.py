@@ -1,5 +1,8 @@
 """A question to the agent: what would stand against a start is told, and nothing is started."""
 
+import asyncio
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +13,10 @@ from agent_client.app import Agent
 from agent_client.protocol.messages import Check, Checked, ShardSpec
 
 
-def check(folder: Path, profile: dict[str, Any]) -> Checked:
-    agent = Agent(config.load(flags={"state_dir": str(folder)}, environ={}, path=None))
+def check(folder: Path, profile: dict[str, Any], path: Path | None = None) -> Checked:
+    agent = Agent(config.load(flags={"state_dir": str(folder)}, environ={}, path=path))
     spec = ShardSpec(replica="one at revision 2", served_names=("one",), profile=profile)
-    return agent._check(Check(check=7, spec=spec))
+    return asyncio.run(agent._checked(Check(check=7, spec=spec)))
 
 
 @pytest.mark.parametrize(
@@ -30,3 +33,31 @@ def test_what_stands_against_a_start_is_told(tmp_path: Path, profile: dict[str, 
     assert (answer.check, answer.code) == (7, code)
     assert bool(answer.detail) == bool(code)
     assert not (tmp_path / "ledger.json").exists()
+
+
+OPTIONS = " ".join(f"--{name}" for name in ("host", "port", "served-model-name", "tensor-parallel-size", "swap-spade"))
+PROGRAM = f"""#!{sys.executable}
+import sys, time
+if "--version" in sys.argv:
+    print("9.1.0")
+else:
+    time.sleep(1.5)
+    for name in "{OPTIONS}".split():
+        print("  " + name)
+"""
+
+
+def test_an_engine_that_takes_its_time_to_tell_of_its_options_is_waited_for(tmp_path: Path) -> None:
+    """F33: nothing is stopped for the answer yet, so a flag that an upgrade removed must not slip through."""
+    program = tmp_path / "vllm"
+    program.write_text(PROGRAM)
+    program.chmod(0o755)
+    file = tmp_path / "agent.yaml"
+    file.write_text(f"policy: {{engines: {{vllm: {{command: [{program}, serve]}}}}}}")
+    profile = {"engine": "vllm", "model": "org/m", "gpus": 0, "extra_args": ["--swap-space", "4"]}
+    began = time.monotonic()
+    answer = check(tmp_path, profile, file)
+    assert (answer.check, answer.code) == (7, "flag_unknown")
+    assert "cannot use --swap-space in extra_args: the vllm 9.1.0 of this node has no such option" in answer.detail
+    assert "--swap-spade" in answer.hint
+    assert time.monotonic() - began < 30

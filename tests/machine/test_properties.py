@@ -35,6 +35,9 @@ class World:
         match effect:
             case effects.Check():
                 self.answers.append(events.Checked(epoch=epoch))
+            case effects.Foresee():
+                refused = FAILURE if len(self.answers) % 2 == 1 else None
+                self.answers.append(events.Foreseen(epoch=epoch, refused=refused))
             case effects.Spawn():
                 assert not self.alive, f"{epoch} beside {self.alive}"
                 assert not self.spawning

@@ -1,5 +1,6 @@
 """The table's times, one event after another."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -116,3 +117,30 @@ def test_exit_0_is_a_failure_unless_it_was_asked_for() -> None:
     life.on(events.Emptied(**E))
     life.on(events.Explained(**E, failure=Failure(code="exited", detail="it exited with code 0")))
     assert life.attempt.state is S.FAILED
+
+
+def test_what_runs_stays_until_nothing_stands_against_its_successor() -> None:
+    life = Life().until_ready()
+    order = events.Ordered(epoch=2, limits=Limits())
+    assert life.on(order) == ["Foresee"]
+    refused = Failure(code="flag_unknown", detail="cannot use --swap-space")
+    assert life.on(events.Foreseen(epoch=2, refused=refused)) == []
+    last = life.told[-1]
+    assert isinstance(last, effects.Report)
+    assert (last.epoch, last.attempt.state, last.attempt.code) == (2, S.FAILED, "flag_unknown")
+    assert (life.attempt.epoch, life.attempt.state, life.shard.following) == (1, S.READY, None)
+    assert life.on(replace(order, epoch=3)) == ["Foresee"]
+    assert life.on(events.Foreseen(epoch=3)) == ["SendTerm", "CheckEmpty"]
+    assert life.on(events.Emptied(**E)) == ["Forget", "Check"]
+    assert (life.attempt.epoch, life.attempt.state) == (3, S.VALIDATING)
+    assert life.on(events.Foreseen(epoch=3)) == []  # a late word of it is not the check that now runs
+    assert life.attempt.state is S.VALIDATING
+
+
+def test_what_waits_to_be_foreseen_begins_at_once_when_the_one_before_dies() -> None:
+    life = Life().until_ready()
+    life.on(events.Ordered(epoch=2, limits=Limits()))
+    life.on(events.Exited(**E))
+    life.on(events.Explained(**E, failure=Failure(code="exited", detail="it exited with code 0")))
+    assert life.on(events.Emptied(**E)) == ["Forget", "Check"]
+    assert (life.attempt.epoch, life.attempt.state) == (2, S.VALIDATING)
