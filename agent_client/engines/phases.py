@@ -8,7 +8,8 @@ from agent_client.engines.lines import read_line
 
 PHASES = ("starting", "weights", "compiling", "cache", "capturing", "warm-up", "serving")
 
-#: Substring or pattern → phase. vLLM 0.32 and older, SGLang 0.5, llama.cpp, xllamacpp.
+#: Pattern → phase. vLLM 0.32 and older, SGLang 0.5, llama.cpp, xllamacpp. A line may name what is yet to come, or not
+#: to come at all ("Enforce eager set, disabling … JIT kernel warmup"): taken for a phase it would hide those before.
 _ROWS: tuple[tuple[str, str], ...] = (
     (r"Starting to load model|Loading \w+ checkpoint shards|Multi-thread loading shards", "weights"),
     (r"Load weight begin|load_tensors: loading model tensors|llama_model_loader: loaded meta data", "weights"),
@@ -18,7 +19,8 @@ _ROWS: tuple[tuple[str, str], ...] = (
     (r"llama_kv_cache|llama_context: n_ctx", "cache"),
     (r"Capturing CUDA graph|Capture (?:\w+ )*[cC][uU][dD][aA] graph|Capturing batches", "capturing"),
     (r"Graph capturing finished|init engine \(profile, create kv cache, warmup model\) took", "warm-up"),
-    (r"warming up the model|Warming up|warmup", "warm-up"),
+    (r"^Warming up|^JIT kernel warmup (?:starting|finished)|^Compile and warming up model", "warm-up"),
+    (r"warming up the model with an empty run", "warm-up"),
     (r"Starting vLLM (?:API )?server|Application startup complete|fired up and ready to roll", "serving"),
     (r"main: model loaded|listening on http", "serving"),
 )

@@ -150,6 +150,11 @@ LINES = {
     "(EngineCore pid=9) INFO 12-01 06:13:41 [kv_cache_utils.py:1] GPU KV cache size: 1,024 tokens": ("cache", None),
     "Capturing CUDA graphs (mixed prefill-decode, PIECEWISE):  40%|####      | 2/5": ("capturing", 0.4),
     "INFO 12-01 06:13:41 [core.py:1] init engine (profile, create kv cache, warmup model) took 9 s": ("warm-up", None),
+    "(Worker pid=9) INFO 12-01 06:13:41 [cpu_model_runner.py:87] Warming up model for the compilation...": (
+        "warm-up",
+        None,
+    ),
+    "common_init_from_params: warming up the model with an empty run - please wait ...": ("warm-up", None),
     "[2025-07-02 07:41:58 TP0] Load weight begin. avail mem=78.5 GB": ("weights", None),
     "[2025-07-02 07:41:58 TP0] Capture cuda graph begin. This can take up to several minutes.": ("capturing", None),
     "[2025-07-02 07:42:58] The server is fired up and ready to roll!": ("serving", None),
@@ -164,6 +169,21 @@ def test_the_engines_own_lines_tell_the_phase(line: str) -> None:
     assert found is not None
     assert (found.name, found.share) == LINES[line]
     assert found.place == PHASES.index(found.name)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "(APIServer pid=9) WARNING 12-02 18:38:29 [vllm.py:1703] Enforce eager set, disabling torch.compile, CUDAGraphs"
+        ", and JIT kernel warmup. This is equivalent to setting -cc.mode=none",
+        "(EngineCore pid=9) INFO 12-02 18:42:01 [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: "
+        "model='/m', kernel_config=KernelConfig(enable_jit_warmup=False)",
+        "(Worker pid=9) WARNING 12-02 18:42:01 [warmup.py:125] Skipping V2 mixed prefill+decode warmup because only 3",
+        "(APIServer pid=9) INFO 12-02 18:42:01 [base.py:280] Chat template warmup completed in 0.003s",
+    ],
+)
+def test_a_line_that_only_names_a_phase_is_not_taken_for_it(line: str) -> None:
+    assert read_phase(line) is None
 
 
 def test_the_farthest_point_counts_not_the_last() -> None:

@@ -155,3 +155,10 @@ def test_an_unknown_refusal_of_the_configuration_shows_its_message() -> None:
         "    For further information visit https://errors.example.com/2.12/v/value_error",
     ]
     assert diagnose(lines, ExitCause(code=1)).line == lines[1].strip()
+
+
+def test_a_core_that_was_killed_is_told_though_its_api_process_ends_with_exit_code_0() -> None:
+    lines = (DATA.parent / "vllm-core-killed.txt").read_text(encoding="utf-8").splitlines()
+    found = diagnose(lines, ExitCause(code=0))
+    assert found.code == "engine-process-died"
+    assert "engine core exited unexpectedly" in found.line

@@ -173,7 +173,8 @@ ROWS: tuple[Cause, ...] = (
     ),
     row(
         "engine-process-died",
-        r"Engine core proc (?P<name>\S+) died unexpectedly|Rank (?P<rank>\d+) scheduler (?:is dead|died)",
+        r"Engine core proc (?P<name>\S+) died unexpectedly|Rank (?P<rank>\d+) scheduler (?:is dead|died)"
+        r"|MPClient: engine core exited unexpectedly",  # vLLM 0.32; its API process then ends with exit code 0
         "a process of the engine ended by itself and said nothing",
         "look at `dmesg` and at the card's health: it was killed or crashed in the driver",
         node=True,
