@@ -36,7 +36,7 @@ def ready(endpoint: str, readiness: Readiness, *, name: str, key: str | None, ti
             status, body = _get(endpoint, readiness.models_path, key, timeout)
             if status != 200 or name not in _listed(body):
                 return False
-        return not readiness.chat or _answers(endpoint, name, key, timeout)
+        return not readiness.chat or _answers(endpoint, name, key, readiness.answer_seconds)
     except (OSError, http.client.HTTPException, ValueError):
         return False
 
@@ -59,7 +59,7 @@ def load(endpoint: str, *, key: str | None, timeout: float = 2.0) -> Load:
 
 def _answers(endpoint: str, name: str, key: str | None, timeout: float) -> bool:
     body = {"model": name, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
-    status, _ = _request(endpoint, "POST", "/v1/chat/completions", key, timeout * 3, json.dumps(body).encode())
+    status, _ = _request(endpoint, "POST", "/v1/chat/completions", key, timeout, json.dumps(body).encode())
     # 4xx: the engine is up, but this model does not chat (an embedding model, say).
     return status < 500
 

@@ -38,6 +38,7 @@ class Readiness:
     health_path: str = "/health"
     models_path: str | None = "/v1/models"
     chat: bool = True
+    answer_seconds: float = 30.0  # for the short answer: the first one may compile something
     one_at_a_time: bool = False  # a second request ends the first: once it serves it is not asked for a token
 
 

@@ -50,6 +50,7 @@ from agent_client.protocol.states import ShardState
 
 S = ShardState
 IDLE_LOOKS = 3  # so often in a row no request was seen: a drain is done
+HUNG_GRACE = 5.0  # between TERM and KILL of what answers nobody
 PROBE_LONGEST = 2.0  # pause between two questions to an engine that loads
 RUNNING = (S.LOADING, S.READY, S.DRAINING)
 NOT_ANSWERING = "not answering"  # the phase of a ready engine that is suspected
@@ -243,7 +244,7 @@ def _missed(attempt: Attempt, event: Missed, now: float) -> Step:
     patience = attempt.limits.hung if attempt.figures is not None else attempt.limits.blind
     if attempt.misses >= DEAD and now - attempt.sign_at >= patience:
         explain = Explain(epoch=attempt.epoch, why=Why.HUNG, seconds=now - attempt.sign_at)
-        return ending.end(attempt, now, explain=explain, grace=attempt.limits.grace)
+        return ending.end(attempt, now, explain=explain, grace=min(attempt.limits.grace, HUNG_GRACE))
     if attempt.misses == SUSPECT:
         attempt = replace(attempt, phase=NOT_ANSWERING)
         return attempt, (Report(epoch=attempt.epoch, attempt=attempt),)

@@ -28,6 +28,7 @@ PORT_IN_USE = "port-in-use"  # the code of engines.causes
 STRAY_SECONDS = 0.5  # between two looks at processes that must end before anything starts
 FOLLOW_SECONDS = 0.5  # between two looks at the output
 FLOOD_SECONDS = 0.05  # the same while it has to be cut
+ANSWER_SECONDS = 10.0  # for one token of an engine that has answered before: two such silences unroute it in a minute
 SEE_SECONDS = 60.0  # between two looks at what a ready engine has in shared memory
 LIVE = (ShardState.LOADING, ShardState.READY, ShardState.DRAINING)
 
@@ -232,8 +233,9 @@ class Engine:
         assert held.entry is not None
         name, key = held.spec.served_names[0], held.spec.engine_key
         readiness = held.readiness
-        if readiness.one_at_a_time and self._state(held.epoch) is ShardState.READY:
-            readiness = replace(readiness, chat=False)
+        if self._state(held.epoch) is ShardState.READY:
+            chat = readiness.chat and not readiness.one_at_a_time
+            readiness = replace(readiness, chat=chat, answer_seconds=ANSWER_SECONDS)
         good = await self._ground.tools.probe(held.entry.endpoint, readiness, name, key)
         self.feed(events.Answered(epoch=held.epoch) if good else events.Missed(epoch=held.epoch))
 

@@ -83,7 +83,10 @@ class ShardSerializer(serializers.ModelSerializer[Shard]):
 
     class Meta:
         model = Shard
-        fields = ["rank", "node", "epoch", "state", "state_at", "code", "reason", "hint", "endpoint", "pids", "phase"]
+        fields = [
+            *("rank", "node", "epoch", "state", "state_at", "code", "reason", "hint", "endpoint", "pids"),
+            *("phase", "progress", "running", "waiting"),
+        ]
 
 
 class ReplicaSerializer(serializers.ModelSerializer[Replica]):

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from agent_client import config
+from agent_client.engines import Readiness
 from agent_client.hardware.leftovers import still_held
 from agent_client.ledger import Ledger
 from agent_client.machine import Limits
@@ -141,8 +142,10 @@ async def test_an_engine_that_is_healthy_and_makes_no_token_is_unrouted_and_ende
     ready = await node.until(ShardState.READY)
     os.kill(ready.pids[0], signal.SIGSTOP)  # frozen: the kernel still accepts its connections
     node.reports.clear()
+    limits = []
 
-    async def no_answer(*_: Any) -> bool:
+    async def no_answer(endpoint: str, readiness: Readiness, *_: Any) -> bool:
+        limits.append(readiness.answer_seconds)
         return False
 
     node.supervisor._engines["uid/0"]._ground = dataclasses.replace(
@@ -150,6 +153,7 @@ async def test_an_engine_that_is_healthy_and_makes_no_token_is_unrouted_and_ende
     )
     failed = await node.until(ShardState.FAILED)
     assert failed.code == FailureCode.HUNG
+    assert set(limits) == {10.0}  # half a minute of quiet and two of these: unrouted within a minute
     assert [report.state for report in node.reports[:2]] == [ShardState.LOADING, ShardState.STOPPING]
     assert failed.record
     assert failed.record["argv"]

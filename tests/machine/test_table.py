@@ -66,6 +66,7 @@ def test_a_silent_engine_is_unrouted_within_a_minute_and_given_up_later(figures:
     assert hung is not None
     assert unrouted <= 60
     assert given_up_at <= hung <= given_up_at + 30
+    assert (wake_at(life.shard) or 0) - hung <= 5  # then KILL: it has no requests that it could end
 
 
 def test_a_moving_figure_takes_back_every_doubt() -> None:
