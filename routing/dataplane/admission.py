@@ -20,7 +20,7 @@ class Admission:
         self._held: set[asyncio.Future[None]] = set()
 
     def update(self, table: RoutingTable) -> None:
-        limited = {key.id: key for key in table.keys.values() if key.limits.any}
+        self._limited = limited = {key.id: key for key in table.keys.values() if key.limits.any}
         gated = {route.name for route in table.routes.values() if route.concurrency}
         names = [f"key:{each}" for each in limited if each not in self._meters]
         names += [f"model:{each}" for each in gated if each not in self.gates]
@@ -54,7 +54,7 @@ class Admission:
 
     def meter(self, key: Key | None) -> Meter | None:
         """What counts for a key that is limited."""
-        return self._meters.get(key.id) if key is not None and key.limits.any else None
+        return self._meters.get(key.id) if key is not None and key.id in self._limited else None
 
     async def enter(self, route: Route, key: Key | None) -> Gate | None:
         """A place at the model, to be left again; None: all are taken, and those to wait in, too."""

@@ -7,13 +7,15 @@ import asyncio
 from collections.abc import Collection
 from http import HTTPStatus
 
-from routing.dataplane.messages import Headers, Reply, Request
+from routing.dataplane.messages import Reply, Request
 from routing.domain import anthropic
 
 _LINES = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
 
 class Answers:
+    __slots__ = ("_chunked", "_cors", "_parts", "begun", "held", "request", "transport")
+
     def __init__(self, cors: Collection[bytes]) -> None:
         """`cors`: the origins whose pages may read answers; `*` for all."""
         self.transport: asyncio.Transport | None = None
@@ -33,26 +35,35 @@ class Answers:
         if self.transport is not None:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    def head(self, status: int, headers: Headers, length_known: bool) -> None:
-        if self.transport is None or self.request is None:
-            return
-        self.begun = True
+    def head(self, status: int, given: bytes, length: int | None) -> None:
+        """`given`: the lines of all headers that are not this connection's own. `length`: of the body, if known."""
         request = self.request
-        self._chunked = not length_known and request.http11 and status not in (204, 304)
-        if not length_known and not request.http11:
-            request.keep_alive = False
+        if self.transport is None or request is None:
+            return
+        self.begun, self._chunked = True, False
         lines = self._parts
         lines.append(_LINES.get(status) or b"HTTP/1.1 %d Status\r\n" % status)
-        lines += [b"%b: %b\r\n" % header for header in headers]
-        lines.append(b"X-Request-Id: " + request.id.encode("latin-1") + b"\r\n")
-        if self._cors and (origin := request.fields.get(b"origin")) and (origin in self._cors or b"*" in self._cors):
-            lines.append(b"Access-Control-Allow-Origin: " + origin + b"\r\nVary: Origin\r\n")
-            lines.append(b"Access-Control-Expose-Headers: X-Request-Id, Retry-After\r\n")
-        if self._chunked:
-            lines.append(b"Transfer-Encoding: chunked\r\n")
+        lines.append(given)
+        id_ = request.id.encode("latin-1")
+        if length is not None:
+            lines.append(b"Content-Length: %d\r\nX-Request-Id: %b\r\n" % (length, id_))
+        else:
+            lines.append(b"X-Request-Id: %b\r\n" % id_)
+            if not request.head.http11:
+                request.keep_alive = False
+            elif status not in (204, 304):
+                self._chunked = True
+                lines.append(b"Transfer-Encoding: chunked\r\n")
+        if self._cors:
+            self._allow(request.head.fields.get(b"origin", b""))
         if not request.keep_alive or not request.complete:  # what is left of its body would not be a request
             lines.append(b"Connection: close\r\n")
         lines.append(b"\r\n")
+
+    def _allow(self, origin: bytes) -> None:
+        if origin and (origin in self._cors or b"*" in self._cors):
+            self._parts.append(b"Access-Control-Allow-Origin: " + origin + b"\r\nVary: Origin\r\n")
+            self._parts.append(b"Access-Control-Expose-Headers: X-Request-Id, Retry-After\r\n")
 
     def body(self, data: bytes) -> None:
         if data:
@@ -85,13 +96,13 @@ class Answers:
     def whole(self, reply: Reply) -> int:
         """Write it all; the status."""
         body = reply.body
-        if reply.text and self.request is not None and self.request.path.startswith(anthropic.PATH):
+        if reply.text and self.request is not None and self.request.head.path.startswith(anthropic.PATH):
             body = anthropic.error(reply.status, reply.text)
-        headers = list(reply.headers)
+        lines = b"".join([b"%b: %b\r\n" % header for header in reply.headers])
         if reply.status != 204:
-            headers += [(b"Content-Type", reply.kind), (b"Content-Length", str(len(body)).encode())]
-        self.head(reply.status, headers, True)
-        if self.request is not None and self.request.method != "HEAD":
+            lines += b"Content-Type: %b\r\n" % reply.kind
+        self.head(reply.status, lines, None if reply.status == 204 else len(body))
+        if self.request is not None and self.request.head.method != "HEAD":
             self.body(body)
         self.end()
         return reply.status

@@ -32,6 +32,7 @@ class Chooser:
         self._suspects = Suspects(grid.suspects)
         self._budgets: dict[str, RetryBudget] = defaultdict(RetryBudget)
         self._rows: dict[str, int] = {}
+        self._cells: dict[str, int] = {}
         self._words: dict[int, str] = {}
         self._endpoints: dict[str, Endpoint] = {}
         self._turn = 0
@@ -44,11 +45,16 @@ class Chooser:
             del self.loads[gone]
         self._endpoints = endpoints
         self._rows |= self._grid.rows(each for each in endpoints if each not in self._rows)
+        self._cells = {each: self._grid.cell(row) for each, row in self._rows.items()}
         self._words = {affinity.word_of(each): each for each in endpoints}
 
     # -- before -------------------------------------------------------------------------------------------------------
 
     def choose(self, route: Route, request: Request, tried: Collection[str]) -> Endpoint | None:
+        if len(route.endpoints) == 1 and not tried:
+            only = route.endpoints[0]
+            if not only.draining and only.weight > 0 and not self.loads[only.id].health.reason:
+                return only
         fit, panic = select.routable(route.endpoints, self.loads, tried)
         if panic:
             self._count("panics", route.name, "")
@@ -59,7 +65,7 @@ class Chooser:
             for each in fit:
                 load = self.loads[each.id]
                 load.elsewhere = self._grid.total(self._rows[each.id], 0) - load.outstanding
-        if route.sticky and (session := request.fields.get(route.sticky)):
+        if route.sticky and (session := request.head.fields.get(route.sticky)):
             return affinity.by_header(session, fit)
         preferred, sums = None, list[int]()
         if route.affinity and request.form is None:
@@ -83,9 +89,9 @@ class Chooser:
         self._publish(endpoint.id, load)
 
     def _publish(self, endpoint: str, load: Load) -> None:
-        row = self._rows.get(endpoint)
-        if row is not None:
-            self._grid.words[self._grid.cell(row)] = load.outstanding
+        cell = self._cells.get(endpoint)
+        if cell is not None:
+            self._grid.words[cell] = load.outstanding
 
     # -- after --------------------------------------------------------------------------------------------------------
 
@@ -104,6 +110,8 @@ class Chooser:
             self._ejected(route, endpoint)
 
     def poison(self, request: Request) -> bool:
+        if not self._suspects.ever:
+            return False
         now = int(time.time())
         return self._suspects.any(now) and request.form is None and self._suspects.poison(crc32(request.body), now)
 

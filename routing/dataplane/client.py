@@ -1,15 +1,17 @@
 """One client's connection: requests in, judged by their heads, answered in turn. A client that leaves cancels them."""
 
 import asyncio
+import time
 from collections import deque
-from typing import TYPE_CHECKING, cast
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, cast
 
 import httptools
 
 from routing.dataplane import sockets
 from routing.dataplane.answers import Answers
 from routing.dataplane.exchange import Proxied
-from routing.dataplane.messages import Request, refusal
+from routing.dataplane.messages import Head, Request, refusal
 from routing.dataplane.sounding import Sounding
 from routing.domain import http1
 from routing.domain.form import form_of
@@ -34,10 +36,13 @@ LINGER_SECONDS = 5.0  # after a refusal; closing with bytes unread would be a re
 class ClientConnection(asyncio.Protocol):
     def __init__(self, router: "Router") -> None:
         self._router = router
+        self.loop = router.loop
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpRequestParser(self)
         self._requests: deque[Request] = deque()  # whose heads are here; the first is being answered
-        self._task: asyncio.Task[None] | None = None
+        self._serving = False  # the first is
+        self._stepping = False  # _next() is at work
+        self._task: asyncio.Task[None] | None = None  # of a request that waits for its turn at a model
         self._out = Answers(router.cors)
         self._exchange: Proxied | None = None
         self._ended = False  # the client has said all
@@ -46,6 +51,7 @@ class ClientConnection(asyncio.Protocol):
         self._heard_at = self._head_at = 0.0
         self._lingering = self._held = False
         self._full = False  # the client does not take its answers as fast as they come
+        self._missing = 0  # of the last request's body, which is only counted
         self._fresh()
 
     def _fresh(self) -> None:
@@ -54,13 +60,14 @@ class ClientConnection(asyncio.Protocol):
         self._raw = 0  # what came since the request before
         self._between, self._in_head = True, False  # no byte of a next request has come
         self._offered = False
+        self._apart: bytes | None = None  # the head as it will be known again: see http1.apart
 
     # -- asyncio ------------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = self._out.transport = cast(asyncio.Transport, transport)  # uvloop's own class is none of it
         sockets.of_client(transport)
-        self._heard_at = asyncio.get_running_loop().time()
+        self._heard_at = self.loop.time()
         self._router.welcome(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -68,11 +75,63 @@ class ClientConnection(asyncio.Protocol):
         if self._sounding:
             self._sounding.stop()
         self._router.clients.discard(self)
-        if self._task:
-            self._task.cancel()
+        self._stop()
 
     def data_received(self, data: bytes) -> None:
-        self._heard_at = asyncio.get_running_loop().time()
+        self._heard_at = self.loop.time()
+        if self._missing and not self._deaf:
+            data = self._take(data)
+        if data and not (self._between and self._known(data)):
+            self._parse(data)
+        self._next()
+        if len(self._requests) > 1:
+            self._hold()
+
+    def _stop(self) -> None:
+        """Nobody waits for the answer under way any more."""
+        self._serving = False
+        task, self._task = self._task, None
+        exchange, self._exchange = self._exchange, None
+        if task is not None:
+            task.cancel()
+        if exchange is not None:
+            exchange.leave()
+
+    # -- requests whose head is known ---------------------------------------------------------------------------------
+
+    def _known(self, data: bytes) -> bool:
+        """Take a request whose head was judged before; False for any other."""
+        found = http1.apart(data)
+        if found is None or self._deaf:
+            return False
+        name, length, start = found
+        head = self._router.heads.get(name)
+        size = len(data) - start
+        if head is None or size > length or length > BODY_BYTES or not self._router.admitted(head):
+            self._apart = name
+            return False
+        request = Request(head, time.monotonic(), head.key)
+        request.size = size
+        request.body = data[start:]
+        self._missing = length - size
+        request.complete = size == length
+        self._requests.append(request)
+        return True
+
+    def _take(self, data: bytes) -> bytes:
+        """More of its body; what is left of the bytes."""
+        request = self._requests[-1]
+        left = data[self._missing :]
+        if left:
+            data = data[: self._missing]
+        self._missing -= len(data)
+        request.take(data)
+        request.complete = not self._missing
+        return left
+
+    # -- all others: httptools ----------------------------------------------------------------------------------------
+
+    def _parse(self, data: bytes) -> None:
         while data and not self._deaf and self._transport is not None and not self._transport.is_closing():
             self._raw += len(data)
             try:
@@ -86,9 +145,6 @@ class ClientConnection(asyncio.Protocol):
             self._refuse(431, _LONG_HEAD)
         elif self._requests and not self._requests[-1].complete:
             self._check_overhead(self._requests[-1])
-        self._next()
-        if len(self._requests) > 1:
-            self._hold()
 
     def _without_offer(self) -> bytes:
         """The head just read, without its offer to upgrade, for a new parser: the old one would take no body."""
@@ -101,7 +157,7 @@ class ClientConnection(asyncio.Protocol):
         """Whether the connection stays open for the answers under way; HTTP/1.0 has nothing to sound a client with."""
         if self._lingering or not self._requests or self._transport is None:
             return False
-        if not self._requests[0].complete or not self._requests[0].http11:
+        if not self._requests[0].complete or not self._requests[0].head.http11:
             return False
         self._ended = True
         self._sounding = self._sounding or Sounding(self._transport, self._nudge)
@@ -159,17 +215,17 @@ class ClientConnection(asyncio.Protocol):
         wrong = http1.fault(version, headers, fields)
         if wrong or target is None:
             return self._refuse(400, f"cannot read the request: {wrong or 'its target is no path'}")
-        request = Request(
-            method=self._parser.get_method().decode(),
-            path=target.partition(b"?")[0].decode("ascii"),
-            target=target,
-            headers=headers,
-            fields=fields,
-            http11=version == "1.1",
+        given = fields.get(b"x-request-id", b"")
+        head = Head(
+            self._parser.get_method().decode(),
+            target.partition(b"?")[0].decode("ascii"),
+            target,
+            headers,
+            fields,
+            version == "1.1",
+            given.decode("latin-1") if len(given) <= 128 else "",
         )
-        given = fields.get(b"x-request-id")
-        if given and len(given) <= 128:
-            request.id = given.decode("latin-1")
+        request = Request(head, time.monotonic())
         request.reply = self._router.admit(request)
         if request.reply is None:
             self._await_body(request)
@@ -177,10 +233,10 @@ class ClientConnection(asyncio.Protocol):
         self._requests.append(request)
 
     def _await_body(self, request: Request) -> None:
-        fields = request.fields
+        fields = request.head.fields
         if int(fields.get(b"content-length", 0)) > BODY_BYTES:
             request.reply = refusal(413, f"cannot take a body over {BODY_BYTES} bytes")
-        elif (expected := fields.get(b"expect")) is not None and request.http11:
+        elif (expected := fields.get(b"expect")) is not None and request.head.http11:
             request.expects = expected.lower() == b"100-continue"
             if not request.expects:
                 request.reply = refusal(417, "cannot meet the expectation: only 100-continue is known")
@@ -210,6 +266,8 @@ class ClientConnection(asyncio.Protocol):
         request = self._requests[-1]
         request.keep_alive = self._parser.should_keep_alive()  # only here does it tell the truth
         request.complete = True
+        if self._apart is not None and _plain(request):
+            http1.remember(self._router.heads, self._apart, request.head)
         self._fresh()
         if self._exchange and request is self._requests[0]:
             self._exchange.more()
@@ -218,38 +276,54 @@ class ClientConnection(asyncio.Protocol):
 
     def _next(self) -> None:
         """Go on with the first request, as far as it is here."""
-        while self._requests and self._task is None and not self._full:
-            if self._transport is None or self._transport.is_closing():
-                return
-            request = self._requests[0]
-            self._out.expect(request)
-            if request.reply is not None:
-                self._router.said(request, self._out.whole(request.reply))
-                self._done(request)
-            elif request.ready:
-                self._task = asyncio.get_running_loop().create_task(self._serve(request))
-            else:
-                if request.expects and not request.size:
-                    self._out.proceed()
-                request.expects = False
-                return
-
-    async def _serve(self, request: Request) -> None:
-        try:
-            await self._router.serve(self, request, self._out)
-        except asyncio.CancelledError:
+        if self._stepping:
             return
-        except Exception as error:
-            self._router.broken(request, error)
-            if not self._out.begun:
-                self._out.whole(refusal(500, "cannot serve the request: an error inside the router"))
-            elif self._transport:
-                self._transport.abort()
-        self._done(request)
-        self._next()
+        self._stepping = True
+        try:
+            while self._requests and not self._serving and not self._full:
+                if self._transport is None or self._transport.is_closing():
+                    return
+                request = self._requests[0]
+                self._out.expect(request)
+                if request.reply is not None:
+                    self._router.said(request, self._out.whole(request.reply))
+                    self._done(request)
+                elif request.ready:
+                    self._serving = True
+                    try:
+                        self._router.serve(self, request, self._out)
+                    except Exception as error:
+                        self._router.broken(self, request, error)
+                else:
+                    if request.expects and not request.size:
+                        self._out.proceed()
+                    request.expects = False
+                    return
+        finally:
+            self._stepping = False
 
-    def bind(self, exchange: "Proxied | None") -> None:
-        self._exchange = exchange
+    def answered(self, request: Request) -> None:
+        """Said by whoever serves it, once."""
+        if self._serving and self._requests and self._requests[0] is request:
+            self._serving = False
+            self._done(request)
+            self._next()
+
+    def broken(self, request: Request) -> None:
+        """The router can't answer it."""
+        if not self._serving or not self._requests or self._requests[0] is not request:
+            return
+        if not self._out.begun:
+            self._out.whole(refusal(500, "cannot serve the request: an error inside the router"))
+        elif self._transport:
+            self._transport.abort()
+        self.answered(request)
+
+    def wait(self, serving: Coroutine[Any, Any, None]) -> None:
+        self._task = self.loop.create_task(serving)
+
+    def bind(self, exchange: Proxied) -> None:
+        self._exchange, self._task = exchange, None
 
     def _done(self, request: Request) -> None:
         """It is answered, whether its body has come or not."""
@@ -257,7 +331,7 @@ class ClientConnection(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             return
         self._requests.popleft()
-        self._heard_at = self._head_at = asyncio.get_running_loop().time()
+        self._heard_at = self._head_at = self.loop.time()
         if not request.complete or (self._deaf and not self._requests):
             self._linger()
         elif not request.keep_alive or self._router.stopping or (self._ended and not self._requests):
@@ -322,12 +396,25 @@ class ClientConnection(asyncio.Protocol):
             return
         self._deaf = True
         if not self._requests or self._requests[-1].complete:
-            self._requests.append(Request(method="", path="", target=b"", keep_alive=False))
+            self._requests.append(Request(Head("", "", b"", [], {}, True), time.monotonic(), keep_alive=False))
         request = self._requests[-1]
         request.reply = request.reply or refusal(status, text)
-        if self._task is not None and request is self._requests[0]:  # its upload was on its way to the engine
-            self._task.cancel()
-            self._task = None
+        if self._serving and request is self._requests[0]:  # its upload was on its way to the engine
+            self._stop()
             if self._out.begun:
                 return self._transport.abort()
         self._next()
+
+
+def _plain(request: Request) -> bool:
+    """Whether all that its head says is said by an equal head, too: there is a body that ends where the length says."""
+    fields = request.head.fields
+    return (
+        request.reply is None
+        and request.keep_alive
+        and request.form is None
+        and request.head.http11
+        and b"content-length" in fields
+        and b"expect" not in fields
+        and b"upgrade" not in fields
+    )

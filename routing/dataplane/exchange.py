@@ -1,22 +1,20 @@
 """One request between client and engine: choose, send, pass bytes on, retry before the first byte, settle the books."""
 
 import asyncio
-import time
-import uuid
 from typing import TYPE_CHECKING, Any, Protocol
 
-from routing.dataplane.forward import to_client, to_engine
-from routing.dataplane.messages import Headers, Reply, Request, refusal
+from routing.dataplane.forward import AnswerHead, to_engine
+from routing.dataplane.messages import Reply, Request, refusal
 from routing.dataplane.metrics import Timings
 from routing.dataplane.upload import Upload
 from routing.dataplane.upstream import Upstream
 from routing.domain import anthropic, openai
 from routing.domain.sse import SseReader
 from routing.domain.usage import WholeReader
-from routing.keys import Key
 from routing.table import Endpoint, Route
 
 if TYPE_CHECKING:
+    from routing.dataplane.client import ClientConnection
     from routing.dataplane.router import Router
 
 ATTEMPTS = 2
@@ -28,7 +26,7 @@ NO_RETRY = ((b"X-Should-Retry", b"false"),)
 class Client(Protocol):
     """How the exchange reaches its client."""
 
-    def head(self, status: int, headers: Headers, length_known: bool) -> None: ...
+    def head(self, status: int, given: bytes, length: int | None) -> None: ...
     def body(self, data: bytes) -> None: ...
     def end(self) -> None: ...
     def flush(self) -> None: ...
@@ -38,26 +36,30 @@ class Client(Protocol):
 
 
 class Proxied:
-    """Implements upstream.Exchange."""
+    """Implements upstream.Exchange. No task runs for it but while it connects: what the engine and the client do calls
+    it, and whoever calls last settles the books."""
 
     def __init__(
         self,
         router: "Router",
+        connection: "ClientConnection",
         client: Client,
         request: Request,
         route: Route,
         asked: openai.Asked,
-        key: Key | None,
     ) -> None:
         self._router = router
+        self._connection = connection
         self._client = client
         self._request = request
         self._route = route
         self._asked = asked
-        self._key = key
+        self._loop = connection.loop
         self._upstream: Upstream | None = None
-        self._endpoint: Endpoint | None = None
-        self._done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._endpoint: Endpoint | None = None  # of the last attempt
+        self._tried: tuple[str, ...] = ()
+        self._dial: asyncio.Task[None] | None = None
+        self._working = False  # the endpoint counts this request
         self._status = 0
         self._reader: SseReader | WholeReader | None = None
         self._strip = False
@@ -69,95 +71,99 @@ class Proxied:
         self._engine_status = 0
         self._timings: Timings  # of the endpoint that was chosen
         self._streams = self._pieces = False  # the answer is a stream; a piece of it has come
-        self.tokens = 0  # that the key is charged
         self._heard_at: float | None = None  # when the answer's last bytes came
+        self._over = False
 
-    @property
-    def endpoint(self) -> str:
-        """Of the last attempt."""
-        return self._endpoint.id if self._endpoint else ""
+    # -- attempts -----------------------------------------------------------------------------------------------------
 
-    async def run(self) -> int:
-        """Serve; the status that the client got, 0 when it left before any. A client's leaving cancels this."""
-        began = time.time()
-        completed = False
+    def start(self) -> None:
+        self._router.chooser.came(self._route)
+        self._attempt()
+
+    def leave(self) -> None:
+        """The client is gone: the engine sees it at once and stops working."""
+        if not self._over:
+            self._settle(0, False)
+
+    def _attempt(self) -> None:
+        chooser, route, tried = self._router.chooser, self._route, self._tried
+        endpoint = chooser.choose(route, self._request, tried) if len(tried) < ATTEMPTS else None
+        if endpoint is None or (tried and not chooser.may_retry(route)):
+            reason = route.reason or f"no replica of {route.name} could be reached"
+            self._fail(503, f"cannot serve {route.name} now: {reason}", retry_after=route.retry_after)
+            return self._finish(False)
+        if tried:
+            self._router.metrics.count("retries", route.name, endpoint.id)
+        self._tried = (*tried, endpoint.id)
+        self._endpoint, self._sent = endpoint, False
+        self._timings = self._router.metrics.timings[route.name, endpoint.id]
+        chooser.begin(endpoint)
+        self._working = True
+        self._open(endpoint)
+
+    def _open(self, endpoint: Endpoint, *, fresh: bool = False) -> None:
+        # A kept connection may be found closed, and a body that is still on its way can't be sent again.
+        kept = None if fresh or not self._request.complete else self._router.pool.idle(endpoint)
+        if kept is not None:
+            self._send(kept, endpoint)
+        else:
+            self._dial = self._loop.create_task(self._connect(endpoint))
+
+    async def _connect(self, endpoint: Endpoint) -> None:
         try:
-            completed = await self._attempts()
-            return self._status
-        finally:
-            if self._upstream is not None and self._upstream.exchange is self:
-                self._upstream.exchange = None
-                self._upstream.abort()  # the engine sees it at once and stops working
-            self._settle(began, completed)
-
-    async def _attempts(self) -> bool:
-        chooser, route = self._router.chooser, self._route
-        chooser.came(route)
-        tried: set[str] = set()
-        for number in range(ATTEMPTS):
-            endpoint = chooser.choose(route, self._request, tried)
-            if endpoint is None or (number and not chooser.may_retry(route)):
-                break
-            if number:
-                self._router.metrics.count("retries", route.name, endpoint.id)
-            tried.add(endpoint.id)
-            chooser.begin(endpoint)
             try:
-                outcome = await self._try(endpoint)
-            finally:
-                chooser.end(endpoint)
-            if outcome is not None:
-                return outcome
-            if self._sent and chooser.died(self._request, endpoint):
-                self._router.metrics.count("errors", route.name, endpoint.id, "poison")
-                self._fail(500, POISON, code="poison_request", headers=NO_RETRY)
-                return False
-        reason = route.reason or f"no replica of {route.name} could be reached"
-        self._fail(503, f"cannot serve {route.name} now: {reason}", retry_after=route.retry_after)
-        return False
-
-    async def _try(self, endpoint: Endpoint) -> bool | None:
-        """True: answered whole. False: answered in part. None: no byte came, so another endpoint may be tried."""
-        self._endpoint = endpoint
-        self._sent = False
-        self._timings = self._router.metrics.timings[self._route.name, endpoint.id]
-        chooser = self._router.chooser
-        connect_seconds = self._route.timers.connect
-        for fresh in (False, True):
-            try:
-                self._upstream = await self._router.pool.take(
-                    # A kept connection may be found closed, and a body that is still on its way can't be sent again.
-                    endpoint,
-                    connect_seconds=connect_seconds,
-                    fresh=fresh or not self._request.complete,
-                )
+                upstream = await self._router.pool.connect(endpoint, seconds=self._route.timers.connect)
             except (OSError, TimeoutError) as error:
-                chooser.failed(self._route, endpoint, f"cannot be connected to: {type(error).__name__}")
+                reason = f"cannot be connected to: {type(error).__name__}"
+                self._router.chooser.failed(self._route, endpoint, reason)
                 self._router.metrics.count("errors", self._route.name, endpoint.id, "connect")
-                return None
-            used = self._upstream.used
-            self._send(self._upstream, endpoint)
-            whole = await self._done
-            if self._status:
-                if whole:
-                    chooser.answered(self._route, endpoint, self._engine_status)
-                elif self._lost:
-                    chooser.failed(self._route, endpoint, "ended in the middle of an answer")
-                    self._router.metrics.count("errors", self._route.name, endpoint.id, "cut")
-                    chooser.died(self._request, endpoint)
-                return whole
-            if not used:
-                break
+                self._dial = None
+                self._unanswered(endpoint)
+            else:
+                self._dial = None
+                self._send(upstream, endpoint)
+        except Exception as error:
+            self._broken(error)
+
+    def _told(self, whole: bool) -> None:
+        """The engine says no more. `whole`: it has said all; if not, another may be asked before the first byte."""
+        endpoint = self._endpoint
+        if self._over or endpoint is None:
+            return
+        chooser, route = self._router.chooser, self._route
+        if self._status:
+            if whole:
+                chooser.answered(route, endpoint, self._engine_status)
+            elif self._lost:
+                chooser.failed(route, endpoint, "ended in the middle of an answer")
+                self._router.metrics.count("errors", route.name, endpoint.id, "cut")
+                chooser.died(self._request, endpoint)
+            self._finish(whole)
+        elif self._upstream is not None and self._upstream.used:
             # A kept connection that the engine had closed: not its failure, once more on a new one.
-        chooser.failed(self._route, endpoint, "ended before its answer")
-        self._router.metrics.count("errors", self._route.name, endpoint.id, "no_answer")
-        return None
+            self._open(endpoint, fresh=True)
+        else:
+            chooser.failed(route, endpoint, "ended before its answer")
+            self._router.metrics.count("errors", route.name, endpoint.id, "no_answer")
+            self._unanswered(endpoint)
+
+    def _unanswered(self, endpoint: Endpoint) -> None:
+        self._let_go()
+        if self._sent and self._router.chooser.died(self._request, endpoint):
+            self._router.metrics.count("errors", self._route.name, endpoint.id, "poison")
+            self._fail(500, POISON, code="poison_request", headers=NO_RETRY)
+            return self._finish(False)
+        self._attempt()
+
+    def _let_go(self) -> None:
+        if self._working and self._endpoint is not None:
+            self._working = False
+            self._router.chooser.end(self._endpoint)
 
     def _send(self, upstream: Upstream, endpoint: Endpoint) -> None:
-        loop = asyncio.get_running_loop()
-        self._done = loop.create_future()
+        self._upstream = upstream
         self._sent = True
-        self._sent_at = self._asked_at = loop.time()
+        self._sent_at = self._asked_at = self._loop.time()
         self._heard_at = None
         head, body, self._strip = to_engine(self._request, self._asked, endpoint)
         if self._request.complete:
@@ -172,38 +178,33 @@ class Proxied:
         """More of the body has come."""
         if self._upload is not None:
             self._upload.more()
-            self._asked_at = asyncio.get_running_loop().time()
+            self._asked_at = self._loop.time()
             if self._request.complete:
                 self._client.hold(False)
 
     # -- what the engine says -----------------------------------------------------------------------------------------
 
-    def engine_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        self._heard_at = asyncio.get_running_loop().time()
-        self._timings.first.note(self._heard_at - self._asked_at)
-        self._engine_status = status
+    def engine_head(self, head: AnswerHead, length: int | None) -> None:
+        self._heard_at = now = self._loop.time()
+        self._timings.first.note(now - self._asked_at)
+        self._engine_status = status = head.status
         if status in (401, 403):
             # Trouble between router and engine is ours, never the client's key.
             self._replace = (502, f"cannot serve {self._route.name}: the engine refused the router's key")
             self._status = 502
             return
         self._status = status
-        fields = dict(headers)
-        kept = to_client(headers, fields)
-        length_known = b"content-length" in fields
-        if fields.get(b"content-type", b"").startswith(b"text/event-stream"):
-            self._streams = True
-            self._reader = SseReader(path=self._request.path, strip_usage=self._strip)
-            kept = [header for header in kept if header[0] != b"content-length"]
-            length_known = False
+        if head.streams:
+            self._streams, length = True, None
+            self._reader = SseReader(path=self._request.head.path, strip_usage=self._strip)
         elif status == 200:
             self._reader = WholeReader()
-        self._client.head(status, kept, length_known)
+        self._client.head(status, head.lines, length)
 
     def engine_body(self, data: bytes) -> None:
         if self._replace:
             return
-        now = asyncio.get_running_loop().time()
+        now = self._loop.time()
         if self._heard_at is not None and self._pieces:
             self._timings.gap.note(now - self._heard_at)
         self._pieces, self._heard_at = self._streams, now
@@ -216,14 +217,16 @@ class Proxied:
         self._client.flush()
 
     def engine_done(self) -> None:
-        if self._replace:
-            self._fail(*self._replace)
-        else:
-            if self._reader is not None and (rest := self._reader.finish()):
-                self._client.body(rest)
-            self._client.end()
-        if not self._done.done():
-            self._done.set_result(True)
+        try:
+            if self._replace:
+                self._fail(*self._replace)
+            else:
+                if self._reader is not None and (rest := self._reader.finish()):
+                    self._client.body(rest)
+                self._client.end()
+            self._told(True)
+        except Exception as error:
+            self._broken(error)
 
     def engine_lost(self) -> None:
         # A body that was passed on as it came is kept nowhere, so it can't be sent again.
@@ -236,7 +239,7 @@ class Proxied:
 
     def look(self, now: float) -> None:
         """The timers."""
-        if self._upstream is None or self._done.done():
+        if self._upstream is None or self._upstream.exchange is not self:
             return
         if self._paused and self._heard_at is not None:
             self._heard_at = now  # it is the client's pause
@@ -249,7 +252,7 @@ class Proxied:
 
     def _break(self, status: int, text: str, *, known: bool = False) -> None:
         """The answer ends here. `known`: for a reason that no other attempt would change."""
-        if self._done.done():
+        if self._over:
             return
         if self._replace:
             self._fail(*self._replace)
@@ -260,10 +263,10 @@ class Proxied:
             self._client.cut()
         elif known:
             self._fail(status, f"cannot serve {self._route.name}: {text}")
-        self._done.set_result(False)
+        self._told(False)
 
     def _error_event(self, status: int, text: str) -> bytes:
-        if self._request.path.startswith(anthropic.PATH):
+        if self._request.head.path.startswith(anthropic.PATH):
             return b"event: error\ndata: " + anthropic.error(status, text) + b"\n\n"
         return b"data: " + openai.error(status, text, code="engine_lost") + b"\n\n"
 
@@ -288,7 +291,25 @@ class Proxied:
     def _fail(self, status: int, text: str, **more: Any) -> None:
         self._status = self._client.whole(refusal(status, text, **more))
 
-    def _settle(self, began: float, completed: bool) -> None:
+    def _finish(self, completed: bool) -> None:
+        if not self._over:
+            self._settle(self._status, completed)
+            self._connection.answered(self._request)
+
+    def _broken(self, error: Exception) -> None:
+        if not self._over:
+            self._settle(0, False)
+        self._router.broken(self._connection, self._request, error)
+
+    def _settle(self, told: int, completed: bool) -> None:
+        """Once, however it ended. `told`: the status that stands in the books, 0 for a client that had left."""
+        self._over = True
+        if self._dial is not None:
+            self._dial.cancel()
+        if self._upstream is not None and self._upstream.exchange is self:
+            self._upstream.exchange = None
+            self._upstream.abort()
+        self._let_go()
         prompt = completion = None
         if self._reader is not None:
             facts = self._reader.facts
@@ -296,22 +317,13 @@ class Proxied:
             completed = completed and not facts.failed
             if completion is None and isinstance(self._reader, SseReader):
                 completion = facts.events
-        self.tokens = (prompt or 0) + (completion or 0)
-        if self.tokens:
-            self._router.metrics.count("tokens", self._route.name, self.endpoint, "prompt", prompt or 0)
-            self._router.metrics.count("tokens", self._route.name, self.endpoint, "completion", completion or 0)
-        self._router.used(
-            {
-                "uid": str(uuid.uuid4()),
-                "at": began,
-                "key": self._key.id if self._key else None,
-                "model": self._route.name,
-                "endpoint": self.endpoint,
-                "path": self._request.path,
-                "status": self._status or None,
-                "completed": completed and self._status == 200,
-                "prompt_tokens": prompt,
-                "completion_tokens": completion,
-                "seconds": round(time.time() - began, 4),
-            }
+        self._router.proxied(
+            self._request,
+            self._route.name,
+            self._endpoint.id if self._endpoint else "",
+            told,
+            self._status,
+            completed and self._status == 200,
+            prompt,
+            completion,
         )

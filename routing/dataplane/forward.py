@@ -1,7 +1,9 @@
 """What of a request reaches an engine, and what of its answer reaches the client: no connection's own headers, and
 none of the client's secrets."""
 
-from routing.dataplane.messages import Headers, Request
+from dataclasses import dataclass
+
+from routing.dataplane.messages import Head, Headers, Request
 from routing.domain import http1, openai
 from routing.table import Endpoint
 
@@ -16,7 +18,7 @@ _TO_ENGINE = _HOP.union(
 )
 #: Replaced, or the engine's own business.
 _TO_CLIENT = _HOP.union(
-    b"x-request-id set-cookie access-control-allow-origin access-control-allow-credentials "
+    b"content-length x-request-id set-cookie access-control-allow-origin access-control-allow-credentials "
     b"access-control-expose-headers".split()
 )
 
@@ -29,28 +31,51 @@ def to_engine(request: Request, asked: openai.Asked, endpoint: Endpoint) -> tupl
         if name:
             body = openai.spliced(body, *request.form.span, name.encode())
     else:
-        body, added = openai.ask_usage(body, request.path, asked)
+        body, added = openai.ask_usage(body, request.head.path, asked)
         if name:
             body = openai.rename(body, name)
-    dropped = _without(_TO_ENGINE, request.fields.get(b"connection"))
-    lines = [b"%b %b HTTP/1.1\r\nHost: %b" % (request.method.encode(), request.target, endpoint.authority.encode())]
-    lines += [b"%b: %b" % header for header in request.headers if header[0] not in dropped]
+    lines = _lines_to_engine(request.head, endpoint)
+    id_ = request.id.encode("latin-1")
+    given = request.head.fields.get(b"content-length")
+    if request.complete:
+        return b"%bX-Request-Id: %b\r\nContent-Length: %d\r\n\r\n" % (lines, id_, len(body)), body, added
+    if given is not None:  # the name may have changed the length
+        length = len(body) + int(given) - request.size
+        return b"%bX-Request-Id: %b\r\nContent-Length: %d\r\n\r\n" % (lines, id_, length), body, added
+    return b"%bX-Request-Id: %b\r\nTransfer-Encoding: chunked\r\n\r\n" % (lines, id_), body, added
+
+
+def _lines_to_engine(head: Head, endpoint: Endpoint) -> bytes:
+    """All lines but those that tell one request from the next with an equal head."""
+    made = head.to_engine
+    if made is not None and made[0] is endpoint:
+        return made[1]
+    dropped = _without(_TO_ENGINE, head.fields.get(b"connection"))
+    lines = [b"%b %b HTTP/1.1\r\nHost: %b" % (head.method.encode(), head.target, endpoint.authority.encode())]
+    lines += [b"%b: %b" % header for header in head.headers if header[0] not in dropped]
     if endpoint.key:
         lines.append(b"Authorization: Bearer " + endpoint.key.encode())
-    lines.append(b"X-Request-Id: " + request.id.encode("latin-1"))
-    given = request.fields.get(b"content-length")
-    if request.complete:
-        lines.append(b"Content-Length: %d\r\n\r\n" % len(body))
-    elif given is not None:  # the name may have changed the length
-        lines.append(b"Content-Length: %d\r\n\r\n" % (len(body) + int(given) - request.size))
-    else:
-        lines.append(b"Transfer-Encoding: chunked\r\n\r\n")
-    return b"\r\n".join(lines), body, added
+    text = b"\r\n".join(lines) + b"\r\n"
+    head.to_engine = endpoint, text
+    return text
 
 
-def to_client(headers: Headers, fields: dict[bytes, bytes]) -> Headers:
+@dataclass(slots=True, eq=False)
+class AnswerHead:
+    """An engine's, as its client gets it. Answers whose heads are equal but for the body's length share one."""
+
+    status: int
+    lines: bytes  # without the length
+    streams: bool  # server-sent events follow
+
+
+def to_client(status: int, headers: Headers, fields: dict[bytes, bytes]) -> AnswerHead:
     dropped = _without(_TO_CLIENT, fields.get(b"connection"))
-    return [header for header in headers if header[0] not in dropped]
+    return AnswerHead(
+        status,
+        b"".join([b"%b: %b\r\n" % header for header in headers if header[0] not in dropped]),
+        fields.get(b"content-type", b"").startswith(b"text/event-stream"),
+    )
 
 
 def _without(names: frozenset[bytes], connection: bytes | None) -> frozenset[bytes]:

@@ -6,9 +6,8 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -17,15 +16,46 @@ log = logging.getLogger("routing")
 EVERY_SECONDS = 0.5
 #: What waits for a disk that takes nothing. Usage over it is counted and lost, lines of the access log are lost first.
 USAGE_ROWS, LOG_LINES = 200_000, 20_000
+BATCH_ROWS = 500
+
+
+class Used(msgspec.Struct, gc=False):
+    """What one request took of an engine."""
+
+    uid: str
+    at: float
+    key: str | None
+    model: str
+    endpoint: str
+    path: str
+    status: int | None
+    completed: bool
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    seconds: float
+
+
+class Line(msgspec.Struct, gc=False, tag_field="event", tag="request"):
+    """Of the access log."""
+
+    at: float
+    id: str
+    key: str | None
+    method: str
+    path: str
+    model: str | None
+    endpoint: str | None
+    status: int | None
+    ms: float
 
 
 class Journal:
     def __init__(self, usage_folder: Path | None = None, log_file: int | None = None) -> None:
         """`log_file`: a file descriptor for the access log."""
         self._folder, self._log_file = usage_folder, log_file
-        self._rows: deque[dict[str, Any]] = deque(maxlen=USAGE_ROWS)
-        self._lines: deque[dict[str, Any]] = deque(maxlen=LOG_LINES)
-        self._encode = msgspec.json.Encoder().encode
+        self._rows: deque[Used] = deque(maxlen=USAGE_ROWS)
+        self._lines: deque[Line] = deque(maxlen=LOG_LINES)
+        self._encode = msgspec.json.Encoder().encode_lines
         self._number = 0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
@@ -41,11 +71,11 @@ class Journal:
             self._thread.join(5.0)
         self.flush()
 
-    def usage(self, row: dict[str, Any]) -> None:
+    def usage(self, row: Used) -> None:
         if self._folder is not None:
             self._rows.append(row)
 
-    def line(self, line: dict[str, Any]) -> None:
+    def line(self, line: Line) -> None:
         if self._log_file is not None:
             self._lines.append(line)
 
@@ -62,9 +92,14 @@ class Journal:
 
     def _write_lines(self) -> None:
         if self._lines and self._log_file is not None:
-            data = b"".join(self._encode(self._lines.popleft()) + b"\n" for _ in range(len(self._lines)))
+            data = self._encoded([self._lines.popleft() for _ in range(len(self._lines))])
             while data:
                 data = data[os.write(self._log_file, data) :]
+
+    def _encoded(self, rows: Sequence[Used] | Sequence[Line]) -> bytes:
+        """A line each; in batches, because nothing is served while one is encoded."""
+        starts = range(0, len(rows), BATCH_ROWS)
+        return b"".join([self._encode(rows[start : start + BATCH_ROWS]) for start in starts])
 
     def _write_usage(self) -> None:
         """Whole files end in `.ready`, for whoever takes them in."""
@@ -75,7 +110,7 @@ class Journal:
         name = self._folder / f"usage-{os.getpid()}-{time.time_ns()}-{self._number}"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            name.with_suffix(".new").write_bytes(b"".join(self._encode(row) + b"\n" for row in rows))
+            name.with_suffix(".new").write_bytes(self._encoded(rows))
             name.with_suffix(".new").replace(name.with_suffix(".ready"))
         except OSError:
             self._rows.extendleft(reversed(rows[: USAGE_ROWS - len(self._rows)]))

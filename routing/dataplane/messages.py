@@ -1,16 +1,27 @@
 """What passes between a client's connection and the router: a request, and an answer made here."""
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from random import getrandbits
 
+from routing.dataplane.gate import Gate
+from routing.dataplane.meters import Meter
 from routing.domain import openai
 from routing.domain.form import Form
 from routing.keys import Key
+from routing.table import Endpoint, RoutingTable
+
+_PROCESS = f"{getrandbits(64):016x}"
+_next_number = count(1).__next__
 
 #: Names in lower case, in the order they came.
 Headers = list[tuple[bytes, bytes]]
+
+
+def serial() -> str:
+    """32 hex digits that no other request has: the first half is this process's own."""
+    return f"{_PROCESS}{_next_number():016x}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,26 +35,44 @@ class Reply:
     text: str = ""  # what is wrong, for those who want it in another shape than OpenAI's
 
 
-@dataclass(slots=True, kw_only=True)
-class Request:
-    """A request from its head on; its body comes later."""
+@dataclass(slots=True, eq=False)
+class Head:
+    """A request's head, read and judged. Requests whose heads are equal but for the body's length share one."""
 
     method: str
     path: str
     target: bytes  # path and query as the client wrote them
-    headers: Headers = field(default_factory=list)
-    fields: Mapping[bytes, bytes] = field(default_factory=dict)  # the same by name
-    http11: bool = True
-    keep_alive: bool = True
-    id: str = field(default_factory=lambda: f"{getrandbits(128):032x}")
-    began: float = field(default_factory=time.monotonic)
+    headers: Headers
+    fields: Mapping[bytes, bytes]  # the same by name
+    http11: bool
+    given_id: str = ""  # the client's own
+    key: Key | None = None
+    table: RoutingTable | None = None  # by which the key was judged
+    to_engine: tuple[Endpoint, bytes] | None = None  # as the endpoint gets it that got the last one
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request from its head on; its body comes later."""
+
+    head: Head
+    began: float  # time.monotonic()
     key: Key | None = None
     reply: Reply | None = None  # what it gets whatever its body says
+    keep_alive: bool = True
     body: bytes | bytearray = b""
     size: int = 0  # of the body so far, what was passed on already included
     complete: bool = False
     expects: bool = False  # to be told to send its body
     form: Form | None = None  # a body that is passed on while it comes
+    serial: str = field(default_factory=serial)
+    meter: Meter | None = None  # what it is charged to
+    gate: Gate | None = None  # where it has a place
+    over: bool = False  # it is in the books
+
+    @property
+    def id(self) -> str:
+        return self.head.given_id or self.serial
 
     @property
     def ready(self) -> bool:

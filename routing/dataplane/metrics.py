@@ -49,9 +49,10 @@ class Histogram:
 class Timings:
     """Of one model at one endpoint."""
 
-    __slots__ = ("first", "gap")
+    __slots__ = ("completion", "first", "gap", "prompt")
 
     def __init__(self) -> None:
+        self.prompt = self.completion = 0  # tokens
         self.first = Histogram(FIRST_BOUNDS)
         self.gap = Histogram(GAP_BOUNDS)
 
@@ -59,15 +60,27 @@ class Timings:
 class Metrics:
     def __init__(self) -> None:
         self.counters: dict[tuple[str, Labels], int] = defaultdict(int)
+        self.requests: dict[tuple[str, str, int], int] = defaultdict(int)  # by model, endpoint, status
         self.timings: dict[tuple[str, str], Timings] = defaultdict(Timings)
         self.gauges: dict[tuple[str, Labels], float] = {}
 
     def count(self, name: str, model: str, endpoint: str = "", kind: str = "", by: int = 1) -> None:
         self.counters[name, (model, endpoint, kind)] += by
 
+    def totals(self) -> dict[tuple[str, Labels], int]:
+        """The counters, with those that each request changes: they are kept apart, where that is cheapest."""
+        counters = self.counters.copy()
+        for (model, endpoint, status), value in self.requests.items():
+            counters["requests", (model, endpoint, str(status))] += value
+        for (model, endpoint), each in self.timings.items():
+            for kind, value in (("prompt", each.prompt), ("completion", each.completion)):
+                if value:
+                    counters["tokens", (model, endpoint, kind)] += value
+        return counters
+
     def snapshot(self) -> dict[str, Any]:
         return {
-            "counters": [[name, *labels, value] for (name, labels), value in self.counters.items()],
+            "counters": [[name, *labels, value] for (name, labels), value in self.totals().items()],
             "gauges": [[name, *labels, value] for (name, labels), value in self.gauges.items()],
             "timings": [
                 [*names, each.first.counts, each.first.total, each.gap.counts, each.gap.total]
@@ -89,9 +102,9 @@ class Metrics:
 
     def text(self) -> str:
         """In Prometheus' text format."""
-        lines = []
+        lines, totals = [], self.totals()
         for name, (labels, text) in COUNTERS.items():
-            rows = {key[1]: value for key, value in self.counters.items() if key[0] == name}
+            rows = {key[1]: value for key, value in totals.items() if key[0] == name}
             lines += _family(f"{name}_total", "counter", text, labels, rows)
         for name, text in GAUGES.items():
             values = {key[1]: value for key, value in self.gauges.items() if key[0] == name}

@@ -32,10 +32,10 @@ def methods(path: str) -> tuple[str, ...]:
 
 def options(request: Request, cors: Collection[bytes]) -> Reply:
     """No key is asked: a browser sends none with its preflight."""
-    allowed = ", ".join((*(methods(request.path) or _READ), "OPTIONS")).encode()
+    allowed = ", ".join((*(methods(request.head.path) or _READ), "OPTIONS")).encode()
     headers: tuple[tuple[bytes, bytes], ...] = ((b"Allow", allowed),)
-    if cors and b"access-control-request-method" in request.fields:
-        wanted = request.fields.get(b"access-control-request-headers", _CORS_HEADERS)
+    if cors and b"access-control-request-method" in request.head.fields:
+        wanted = request.head.fields.get(b"access-control-request-headers", _CORS_HEADERS)
         headers += (
             (b"Access-Control-Allow-Methods", allowed),
             (b"Access-Control-Allow-Headers", wanted),
@@ -46,8 +46,8 @@ def options(request: Request, cors: Collection[bytes]) -> Reply:
 
 def given_key(request: Request) -> str | None:
     """The client's key: OpenAI's clients call it a bearer, Anthropic's `x-api-key`."""
-    value = request.fields.get(b"authorization", b"")
+    value = request.head.fields.get(b"authorization", b"")
     if value[:7].lower() == b"bearer ":
         return value[7:].strip().decode("latin-1")
-    value = request.fields.get(b"x-api-key", b"")
+    value = request.head.fields.get(b"x-api-key", b"")
     return value.strip().decode("latin-1") or None

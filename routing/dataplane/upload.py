@@ -8,7 +8,7 @@ class Upload:
     def __init__(self, upstream: Upstream, request: Request) -> None:
         self._upstream = upstream
         self._request = request
-        self._chunked = b"content-length" not in request.fields
+        self._chunked = b"content-length" not in request.head.fields
         upstream.sending = True
 
     def more(self) -> None:

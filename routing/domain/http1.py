@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 #: What an offer to change the protocol consists of.
 _OFFER = (b"upgrade", b"http2-settings", b"connection")
@@ -12,6 +13,11 @@ _HOST = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=%-]*(\[[0-9A-Fa-f:.]+\])?(:[0-9]{1
 #: Beyond its data a chunked body may take this many bytes, and as many times its data, for sizes and extensions.
 CHUNK_SPARE_BYTES = 64 * 1024
 CHUNK_SPARE_TIMES = 8
+
+#: Heads that are remembered: so long at most, and so many.
+KNOWN_BYTES, KNOWN_HEADS = 4096, 512
+
+T = TypeVar("T")
 
 
 def fault(version: str, headers: list[tuple[bytes, bytes]], fields: Mapping[bytes, bytes]) -> str:
@@ -42,6 +48,36 @@ def origin_form(url: bytes) -> bytes | None:
     if url[:7].lower() == b"http://":
         url = b"/" + url[7:].partition(b"/")[2]
     return url if url.startswith(b"/") and b"#" not in url else None
+
+
+def apart(data: bytes) -> tuple[bytes, int, int] | None:
+    """Of bytes that begin with a head: the head without its body's length, that length, and where the body begins.
+    None where that is not plain to see.
+
+    Nothing is judged here. But heads that are equal in all but that number are good or bad together, and most heads
+    are equal to an earlier one: who keeps what was found out about that one need not look at the next.
+    """
+    end = data.find(b"\r\n\r\n", 0, KNOWN_BYTES)
+    if end < 0:
+        return None
+    at = data.find(b"\r\nContent-Length: ", 0, end)
+    if at < 0:
+        at = data.find(b"\r\ncontent-length: ", 0, end)
+        if at < 0:
+            return None
+    at += 18
+    stop = data.find(b"\r", at)
+    digits = data[at:stop]
+    if not digits.isdigit() or len(digits) > 9:
+        return None
+    return data[:at] + data[stop:end], int(digits), end + 4
+
+
+def remember(memory: dict[bytes, T], head: bytes, found: T) -> None:
+    """Keep it for equal heads; who brings ever new ones makes room by forgetting all."""
+    if len(memory) >= KNOWN_HEADS:
+        memory.clear()
+    memory[head] = found
 
 
 def overhead_allowed(raw: int, data: int) -> bool:

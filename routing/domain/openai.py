@@ -1,7 +1,6 @@
 """Reads just enough of a request, changes just enough of it, and builds errors in OpenAI's shape."""
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -30,8 +29,7 @@ _SMALL_BYTES = 8 * 1024
 _KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     model: str
     stream: bool
     usage: bool  # the client wants usage in the stream

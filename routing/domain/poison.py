@@ -22,6 +22,10 @@ class Suspects:
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
 
+    @property
+    def ever(self) -> bool:
+        return self._memory[0] != 0
+
     def any(self, now: int) -> bool:
         """Whether it is worth while to make a checksum."""
         return self._memory[0] != 0 and now - self._memory[0] <= SECONDS

@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
+import msgspec
+
 from routing.dataplane.client import ClientConnection
 from routing.dataplane.router import Router
 from routing.keys import new_key
@@ -156,7 +158,9 @@ class Stage:
         self._endpoints: list[dict[str, Any]] = []
 
     async def __aenter__(self) -> Self:
-        self.router = Router(parse(self._routes()), cors=self._cors, on_usage=self.usage.append)
+        self.router = Router(
+            parse(self._routes()), cors=self._cors, on_usage=lambda row: self.usage.append(msgspec.structs.asdict(row))
+        )
         loop = asyncio.get_running_loop()
         server = await loop.create_server(lambda: ClientConnection(self.router), "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]

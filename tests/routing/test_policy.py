@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from routing.domain.ejection import ERRORS_IN_A_ROW
@@ -337,7 +338,7 @@ async def test_metrics_tell_requests_times_tokens_and_who_is_out(stage: Stage) -
 
 async def test_the_access_log_has_one_line_a_request_and_nothing_that_was_asked(stage: Stage) -> None:
     lines: list[dict[str, Any]] = []
-    stage.router._on_line = lines.append
+    stage.router._on_line = lambda line: lines.append(msgspec.to_builtins(line))
     await stage.engine()
     await ask(stage, "X-Request-Id: mine", messages=[{"role": "user", "content": "CANARY"}])
     (line,) = lines
