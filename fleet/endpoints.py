@@ -96,6 +96,7 @@ def _model(model: CatalogModel, replicas: list[Replica], heads: dict[tuple[int, 
         "reason": reason,
         "retry_after": RETRY_AFTER_SECONDS,
         "endpoints": endpoints,
+        **model.routing,
     }
 
 

@@ -27,7 +27,6 @@ _GROUPS: tuple[tuple[str, bool, tuple[tuple[str, str], ...]], ...] = (
         (
             ("API keys", "routing_apikey"),
             ("Usage", "routing_usage"),
-            ("Policies", "routing_policy"),
             ("Ejections", "routing_ejection"),
             ("Users", "auth_user"),
             ("Groups", "auth_group"),

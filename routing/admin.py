@@ -1,4 +1,4 @@
-"""Keys, usage, how models are served, and which endpoints are left out."""
+"""Keys, usage, and which endpoints are left out."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from django.utils import timezone
 from unfold.admin import ModelAdmin
 
 from fleet.endpoints import ring_routes
-from routing.models import ApiKey, Ejection, Policy, Usage
+from routing.models import ApiKey, Ejection, Usage
 from routing.services import change_key, create_key, revoke_key
 
 LIMITS = ["requests_per_minute", "tokens_per_minute", "concurrency", "tokens_per_month"]
@@ -76,17 +76,3 @@ class UsageAdmin(ReadOnlyAdmin):
 class EjectionAdmin(ReadOnlyAdmin):
     list_display = ["endpoint", "model", "reason", "failures", "since", "until", "router"]
     search_fields = ["endpoint", "model"]
-
-
-@admin.register(Policy)
-class PolicyAdmin(ModelAdmin):
-    list_display = ["model", "concurrency", "queue", "queue_seconds", "hold_seconds", "affinity", "sticky"]
-    search_fields = ["model"]
-
-    def save_model(self, request: HttpRequest, obj: Policy, form: Any, change: bool) -> None:
-        super().save_model(request, obj, form, change)
-        ring_routes()
-
-    def delete_model(self, request: HttpRequest, obj: Policy) -> None:
-        super().delete_model(request, obj)
-        ring_routes()

@@ -22,7 +22,7 @@ from django.db.models import Sum
 
 from agent_client.profile import Catalog
 from fleet.endpoints import ROUTES_CHANNEL, published
-from routing.models import ApiKey, Ejection, Policy, Usage
+from routing.models import ApiKey, Ejection, Usage
 from routing.table import FORMAT_VERSION
 
 log = logging.getLogger("routing")
@@ -32,15 +32,12 @@ POLL_SECONDS = 1.0
 USED_SECONDS = 30.0
 BATCH_ROWS = 1000
 LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrency", "tokens_per_month")
-POLICY_FIELDS = ("model", "concurrency", "queue", "queue_seconds", "hold_seconds", "affinity", "sticky")
 
 
 def document(used: Mapping[int, int] | None = None) -> dict[str, Any]:
     """The routes as the database has them now. `used`: tokens of this month by key."""
     keys = [_key(key, (used or {}).get(key.pk, 0)) for key in ApiKey.objects.filter(revoked_at__isnull=True)]
-    policies = {row.pop("model"): row for row in Policy.objects.values(*POLICY_FIELDS)}
-    models = [entry | policies.get(entry["name"], {}) for entry in published()]
-    return {"version": FORMAT_VERSION, "auth": True, "keys_complete": True, "models": models, "keys": keys}
+    return {"version": FORMAT_VERSION, "auth": True, "keys_complete": True, "models": published(), "keys": keys}
 
 
 def used_tokens(now: datetime) -> dict[int, int]:
@@ -86,6 +83,7 @@ def document_of_catalog(catalog: Catalog) -> dict[str, Any]:
                 "state": state,
                 "reason": reason,
                 "endpoints": endpoints,
+                **entry.routing.to_dict(),
             }
         )
     keys = [

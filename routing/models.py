@@ -1,6 +1,6 @@
-"""Keys of the router's clients and what they used; how models are served; which endpoints the routers left out."""
+"""Keys of the router's clients and what they used; which endpoints the routers left out."""
 
-from django.core.validators import MinValueValidator, RegexValidator
+from django.core.validators import MinValueValidator
 from django.db import models
 
 
@@ -52,33 +52,6 @@ class Usage(models.Model):
 
     def __str__(self) -> str:
         return f"{self.model} {self.at:%Y-%m-%d %H:%M}"
-
-
-class Policy(models.Model):
-    """How the router serves one model; a model without one is served by the defaults."""
-
-    model = models.CharField(max_length=127, unique=True, help_text="the catalog model's name")
-    concurrency = models.PositiveIntegerField(default=0, help_text="requests at once over all replicas; 0: no limit")
-    queue = models.PositiveIntegerField(default=100, help_text="how many more may wait for a place")
-    queue_seconds = models.FloatField(default=30.0, validators=[MinValueValidator(0.0)])
-    hold_seconds = models.FloatField(
-        default=0.0, validators=[MinValueValidator(0.0)], help_text="how long a request waits for a model that loads"
-    )
-    affinity = models.BooleanField(default=True, help_text="equal beginnings of prompts go to the same replica")
-    sticky = models.CharField(
-        "sticky header",
-        max_length=60,
-        blank=True,
-        validators=[RegexValidator(r"^[A-Za-z0-9-]+\Z", "letters, digits and hyphens are allowed")],
-        help_text="requests with the same value of this header go to the same replica",
-    )
-
-    class Meta:
-        verbose_name_plural = "policies"
-        ordering = ["model"]
-
-    def __str__(self) -> str:
-        return self.model
 
 
 class Ejection(models.Model):

@@ -3,17 +3,20 @@
 from agent_client.profile.catalog import Catalog, Entry, KeyEntry, StaticEndpoint, parse_catalog, parse_entry
 from agent_client.profile.problems import Problem, ProfileError
 from agent_client.profile.profile import Arrangement, EngineKind, NvlinkRule, Profile, SecretRef, parse_profile
+from agent_client.profile.routing import EngineTimers, Routing
 
 __all__ = [
     "Arrangement",
     "Catalog",
     "EngineKind",
+    "EngineTimers",
     "Entry",
     "KeyEntry",
     "NvlinkRule",
     "Problem",
     "Profile",
     "ProfileError",
+    "Routing",
     "SecretRef",
     "StaticEndpoint",
     "parse_catalog",

@@ -1,13 +1,14 @@
 """A catalog: models with either a profile or endpoints, and keys for router-only runs. DESIGN.md section 8."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time
 from typing import Any
 from urllib.parse import urlsplit
 
 from agent_client.profile.problems import Fields, Problem, ProfileError
 from agent_client.profile.profile import Profile, read_profile
+from agent_client.profile.routing import Routing, read_routing
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,126}\Z")
 _PREFIX = re.compile(r"[A-Za-z0-9]{8}\Z")
@@ -30,6 +31,7 @@ class Entry:
     replicas: int = 1
     profile: Profile | None = None
     endpoints: tuple[StaticEndpoint, ...] | None = None
+    routing: Routing = field(default_factory=Routing)
 
     @property
     def served_names(self) -> tuple[str, ...]:
@@ -47,6 +49,8 @@ class Entry:
             out["endpoints"] = [
                 {"url": e.url, "weight": e.weight, **({"model": e.model} if e.model else {})} for e in self.endpoints
             ]
+        if routing := self.routing.to_dict():
+            out["routing"] = routing
         return out
 
 
@@ -109,6 +113,7 @@ def _entry(data: Any, where: str, problems: list[Problem]) -> Entry | None:
     managed, static = given.has("profile"), given.has("endpoints")
     profile = read_profile(given.raw("profile"), f"{where}.profile", problems) if managed else None
     endpoints = _endpoints(given) if static else None
+    routing = read_routing(given.raw("routing") or {}, f"{where}.routing", problems)
     given.raw("profile"), given.raw("endpoints")
     if managed == static:
         given.note(
@@ -120,7 +125,14 @@ def _entry(data: Any, where: str, problems: list[Problem]) -> Entry | None:
     given.refuse_unknown()
     if len(problems) > before:
         return None
-    return Entry(name=name, aliases=aliases, replicas=replicas if managed else 1, profile=profile, endpoints=endpoints)
+    return Entry(
+        name=name,
+        aliases=aliases,
+        replicas=replicas if managed else 1,
+        profile=profile,
+        endpoints=endpoints,
+        routing=routing,
+    )
 
 
 def _endpoints(given: Fields) -> tuple[StaticEndpoint, ...]:

@@ -1,6 +1,7 @@
 """What is wrong with given data, as data; and the reader that collects all of it instead of stopping at the first."""
 
 import difflib
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -73,12 +74,16 @@ class Fields:
             return default
         return value
 
-    def number(self, name: str, default: Any, *, above: float, most: float) -> Any:
+    def number(
+        self, name: str, default: Any, *, above: float = -math.inf, least: float = -math.inf, most: float
+    ) -> Any:
         value = self.raw(name)
         if value is None:
             return default
-        if not isinstance(value, int | float) or isinstance(value, bool) or not above < value <= most:
-            self._wrong(name, value, f"a number above {above:g}, at most {most:g}")
+        fits = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (fits and above < value <= most and least <= value):
+            lower = f"above {above:g}, at most" if above > -math.inf else f"from {least:g} to"
+            self._wrong(name, value, f"a number {lower} {most:g}")
             return default
         return float(value)
 

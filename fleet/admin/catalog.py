@@ -41,22 +41,26 @@ class CatalogModelForm(forms.ModelForm):
 
     class Meta:
         model = CatalogModel
-        fields = ["name", "aliases", "replicas", "profile", "endpoints"]
+        fields = ["name", "aliases", "replicas", "profile", "endpoints", "routing"]
         widgets = {
             "aliases": UnfoldAdminTextareaWidget(attrs={"rows": 2}),
             "profile": UnfoldAdminTextareaWidget(attrs={"rows": 12}),
             "endpoints": UnfoldAdminTextareaWidget(attrs={"rows": 3}),
+            "routing": UnfoldAdminTextareaWidget(attrs={"rows": 3}),
         }
         help_texts = {
             "aliases": 'other names that clients may ask for, such as ["default"]',
             "profile": "what to run: engine, model, gpu_class, tensor_parallel, …; the same words as in a catalog file",
             "endpoints": 'instead of a profile: engines that llmgw does not run, such as [{"url": "http://10.1.2.7:8000"}]',
+            "routing": "how the router serves it; a change restarts nothing. Such as "
+            '{"concurrency": 64, "queue": 100, "queue_seconds": 30, "hold_seconds": 60, "sticky": "X-Session-Id", '
+            '"affinity": true, "timers": {"connect": 2, "first_byte": 600, "between_bytes": 60, "total": 3600}}',
         }
 
     def clean(self) -> dict[str, Any]:
         given = super().clean() or {}
         name = given.get("name") or self.instance.name  # read-only once it exists
-        data: dict[str, Any] = {"name": name, "aliases": given.get("aliases") or []}
+        data: dict[str, Any] = {"name": name, "aliases": given.get("aliases") or [], "routing": given.get("routing")}
         if given.get("profile") is not None:
             data |= {"profile": given["profile"], "replicas": given.get("replicas", 1)}
         if given.get("endpoints") is not None:
@@ -86,7 +90,7 @@ class CatalogModelAdmin(LivePage):
     list_filter = ["updated_at"]
     search_fields = ["name"]
     actions = ["pause", "resume", "roll_back"]
-    fields = ["name", "aliases", "replicas", "profile", "endpoints"]
+    fields = ["name", "aliases", "replicas", "profile", "endpoints", "routing"]
 
     def get_queryset(self, request: HttpRequest) -> Any:
         ready = Count("replica_set", filter=Q(replica_set__state=ReplicaState.READY))

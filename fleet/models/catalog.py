@@ -11,6 +11,7 @@ class CatalogModel(models.Model):
     replicas = models.PositiveIntegerField(default=1)
     profile = models.JSONField(null=True, blank=True)
     endpoints = models.JSONField(null=True, blank=True)
+    routing = models.JSONField(default=dict, blank=True)  # how the router serves it; left out: its defaults
     revision = models.PositiveIntegerField(default=1, editable=False)  # number of the newest ProfileRevision
     stable_revision = models.PositiveIntegerField(default=1, editable=False)  # what replicas go back to
     leaving = models.BooleanField(default=False, editable=False)  # deleted: the row goes with its last replica

@@ -157,7 +157,7 @@ def _invalid(error: ProfileError) -> FleetError:
 
 
 def _stored(model: CatalogModel) -> dict[str, Any]:
-    data: dict[str, Any] = {"name": model.name, "aliases": model.aliases}
+    data: dict[str, Any] = {"name": model.name, "aliases": model.aliases, "routing": model.routing}
     if model.profile is not None:
         return data | {"replicas": model.replicas, "profile": model.profile}
     return data | {"endpoints": model.endpoints}
@@ -170,6 +170,7 @@ def _columns(entry: Entry) -> dict[str, Any]:
         "replicas": entry.replicas,
         "profile": data.get("profile"),
         "endpoints": data.get("endpoints"),
+        "routing": data.get("routing", {}),
     }
 
 

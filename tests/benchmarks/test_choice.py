@@ -1,7 +1,5 @@
 """The simulation of prefix affinity: prompts are found cached more often, and nobody waits longer for it."""
 
-from statistics import median
-
 import pytest
 
 from benchmarks.choice.simulation import SLOTS, run, trace
@@ -16,4 +14,4 @@ def test_affinity_finds_more_cached_and_costs_no_wait(load: float) -> None:
         gains.append(near.hit_rate - plain.hit_rate)
         ratios.append(near.p99 / plain.p99)
     assert min(gains) > 0.03
-    assert median(ratios) <= 1.1
+    assert max(ratios) <= 1.1

@@ -1,6 +1,7 @@
 """Which endpoint gets a request: load, weight, ejection, cached beginnings, sessions."""
 
 from collections import Counter
+from fractions import Fraction
 from random import Random
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from routing.domain import affinity
 from routing.domain.ejection import ERRORS_IN_A_ROW, LONGEST_SECONDS, Health
-from routing.domain.select import BUSIER_REQUESTS, Load, pick, routable
+from routing.domain.select import Load, pick, routable
 from routing.table import Endpoint
 
 
@@ -142,13 +143,24 @@ def test_what_comes_before_the_prompt_does_not_matter(text: bytes, cut: int) -> 
     assert affinity.beginnings("m", b"x" * cut + prompt) == affinity.beginnings("m", bytearray(prompt))
 
 
-def test_a_preferred_one_is_taken_as_long_as_it_is_not_much_busier() -> None:
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 50)), min_size=2, max_size=8), st.data())
+def test_a_preferred_one_is_taken_when_it_is_no_busier_than_the_average(
+    drawn: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    fit, known = ends(*(weight for weight, _ in drawn)), loads(*(count for _, count in drawn))
+    liked = data.draw(st.sampled_from(fit))
+    chosen, plain = pick(fit, known, preferred=liked.id), pick(fit, known)
+    average = Fraction(sum(count for _, count in drawn), sum(weight for weight, _ in drawn))
+    fits = Fraction(known[liked.id].total, liked.weight) <= average
+    assert chosen is (liked if fits else plain)
+
+
+def test_a_preferred_one_is_left_when_it_is_busier() -> None:
     fit = ends(1, 1)
     for busy in range(60):
         chosen = pick(fit, loads(busy, 10), preferred="e0")
         assert chosen is not None
-        bound = (busy + 10) / 2 + BUSIER_REQUESTS
-        assert chosen.id == ("e0" if busy <= max(bound, 10) else "e1"), busy
+        assert chosen.id == ("e0" if busy <= 10 else "e1"), busy
 
 
 def test_a_session_keeps_its_endpoint_when_others_come_and_go() -> None:

@@ -18,9 +18,13 @@ from django.test import Client
 from django.urls import reverse
 
 from agent_client.profile import parse_catalog
+from fleet import doorbell
+from fleet.models import CatalogModel
+from fleet.services import catalog
 from routing import feed
+from routing.domain.timers import Timers
 from routing.keys import Key, authenticate, digest
-from routing.models import ApiKey, Ejection, Policy, Usage
+from routing.models import ApiKey, Ejection, Usage
 from routing.services import create_key, revoke_key
 from routing.table import parse
 from tests.e2e.harness import ROOT
@@ -100,13 +104,65 @@ def test_the_routers_are_rung_when_a_key_changes(
     assert doorbell.ROUTES_CHANNEL in rung
 
 
-def test_a_models_policy_reaches_the_routers() -> None:
-    from tests.fleet.test_reconciler import model
+# -- how a model is served --------------------------------------------------------------------------------------------
 
-    model("m")
-    Policy.objects.create(model="m", concurrency=4, queue=2, hold_seconds=1.5, sticky="X-Session")
-    route = parse(feed.document()).routes["m"]
-    assert (route.concurrency, route.queue, route.hold_seconds, route.sticky) == (4, 2, 1.5, b"x-session")
+ROUTING = {
+    "timers": {"connect": 5.0, "first_byte": 600.0, "between_bytes": 60.0, "total": 3600.0},
+    "concurrency": 4,
+    "queue": 2,
+    "queue_seconds": 12.0,
+    "hold_seconds": 1.5,
+    "affinity": False,
+    "sticky": "X-Session",
+}
+OUTSIDE = {"name": "m", "endpoints": [{"url": "http://10.0.0.5:8000"}]}
+
+
+def check_route(document: dict[str, Any]) -> None:
+    route = parse(document).routes["m"]
+    assert route.timers == Timers(connect=5.0, first_byte=600.0, between_bytes=60.0, total=3600.0)
+    assert (route.concurrency, route.queue, route.queue_seconds, route.hold_seconds) == (4, 2, 12.0, 1.5)
+    assert (route.affinity, route.sticky) == (False, b"x-session")
+
+
+def test_how_a_model_is_served_reaches_the_routers_from_a_file_and_back() -> None:
+    file = {"models": [OUTSIDE | {"routing": ROUTING}]}
+    catalog.apply_catalog(file, actor="t")
+    check_route(feed.document())
+    assert catalog.export_catalog()["models"][0]["routing"] == ROUTING
+    assert catalog.apply_catalog(catalog.export_catalog(), actor="t") == ()
+    (change,) = catalog.apply_catalog({"models": [OUTSIDE | {"routing": {"concurrency": 8}}]}, actor="t")
+    assert "routing.concurrency: 4 → 8" in str(change)
+    check_route(feed.document_of_catalog(parse_catalog(file)))  # a router alone
+
+
+def test_how_a_model_is_served_changes_by_api_without_a_new_revision(
+    api: Client, monkeypatch: pytest.MonkeyPatch, django_capture_on_commit_callbacks: Any
+) -> None:
+    profile = {"engine": "echo", "gpus": 0}
+    assert send(api, "post", "models/", name="m", profile=profile)[0] == 201
+    before = CatalogModel.objects.get().revision
+    rung: list[str] = []
+    monkeypatch.setattr(doorbell, "_publish", lambda channel, payload: rung.append(channel))
+    with django_capture_on_commit_callbacks(execute=True):
+        assert send(api, "put", "models/m/", profile=profile, routing=ROUTING)[0] == 200
+    assert doorbell.ROUTES_CHANNEL in rung
+    assert CatalogModel.objects.get().revision == before
+    check_route(feed.document())
+    status, problem = send(api, "put", "models/m/", profile=profile, routing={"sticky": "X Session", "quue": 3})
+    assert (status, problem["code"]) == (400, "invalid_catalog")
+    assert "cannot use m.routing.sticky = 'X Session': the name of a header is needed" in problem["detail"]
+    assert "did you mean `queue`?" in problem["hint"]
+
+
+def test_how_a_model_is_served_changes_in_the_admin(admin_client: Client) -> None:
+    catalog.apply_catalog({"models": [OUTSIDE]}, actor="t")
+    url = reverse("admin:fleet_catalogmodel_change", args=[CatalogModel.objects.get().pk])
+    form = {"aliases": "[]", "replicas": 1, "profile": "", "endpoints": json.dumps(OUTSIDE["endpoints"])}
+    page = admin_client.post(url, form | {"routing": json.dumps({"timers": {"total": 0}})})
+    assert "cannot use m.routing.timers.total = 0: a number above 0" in page.content.decode()
+    assert admin_client.post(url, form | {"routing": json.dumps(ROUTING)}).status_code == 302
+    check_route(feed.document())
 
 
 # -- usage ------------------------------------------------------------------------------------------------------------
