@@ -1,12 +1,18 @@
 """The tokens of a request as the engine counted them: OpenAI's and Anthropic's shapes, in events and whole answers."""
 
+import json
+import re
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-#: A longer answer is passed on without its usage being read.
+#: Of a longer answer only the end is kept: engines write its usage there, after what was asked for.
 WHOLE_BYTES = 1_000_000
+TAIL_BYTES = 65_536
+
+_USAGE = re.compile(r'"usage"\s*:\s*')  # inside a text its quotation marks would be escaped: it is a name
 
 
 @dataclass(slots=True)
@@ -69,23 +75,31 @@ class WholeReader:
 
     def __init__(self) -> None:
         self.facts = Facts()
-        self._parts: list[bytes] = []
-        self._size = 0
+        self._parts: deque[bytes] = deque()
+        self._size = self._kept = 0
 
     def feed(self, data: bytes) -> bytes:
         self._size += len(data)
-        if self._size <= WHOLE_BYTES:
-            self._parts.append(data)
-        else:
-            self._parts.clear()
+        self._kept += len(data)
+        self._parts.append(data)
+        if self._size > WHOLE_BYTES:
+            while self._kept - len(self._parts[0]) >= TAIL_BYTES:
+                self._kept -= len(self._parts.popleft())
         return data
 
     def finish(self) -> bytes:
+        kept = b"".join(self._parts)
         try:
-            note(self.facts, _whole.decode(b"".join(self._parts)).usage)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+            note(self.facts, _whole.decode(kept).usage if self._size <= WHOLE_BYTES else _last_usage(kept))
+        except (ValueError, RecursionError):  # no JSON, and what msgspec says of it
             pass
         return b""
+
+
+def _last_usage(tail: bytes) -> Any:
+    text = tail[-TAIL_BYTES:].decode(errors="replace")
+    found = list(_USAGE.finditer(text))
+    return json.JSONDecoder().raw_decode(text, found[-1].end())[0] if found else None
 
 
 def _count(value: Any) -> int | None:

@@ -224,7 +224,7 @@ def test_the_months_tokens_are_told_for_keys_that_have_a_budget(tmp_path: Path) 
 # -- ejections --------------------------------------------------------------------------------------------------------
 
 
-def test_who_is_left_out_is_shown_with_reason_and_expiry_until_it_returns(
+def test_f46_who_is_left_out_is_shown_with_reason_and_expiry_until_it_returns(
     tmp_path: Path, api: Client, admin_client: Client
 ) -> None:
     now = time.time()

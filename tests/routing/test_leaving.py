@@ -73,7 +73,9 @@ async def test_a_half_closed_client_gets_all_its_answers(stage: Stage) -> None:
 
 @pytest.mark.parametrize("half_closed_before", [False, True], ids=["at-once", "after-its-half"])
 @pytest.mark.parametrize("how", ["streamed", "quiet", "whole"])
-async def test_a_client_that_is_gone_ends_the_engines_work(stage: Stage, how: str, half_closed_before: bool) -> None:
+async def test_f43_a_client_that_is_gone_ends_the_engines_work(
+    stage: Stage, how: str, half_closed_before: bool
+) -> None:
     wire, engine, _ = await asked(stage, how)
     if half_closed_before:
         wire.writer.write_eof()
@@ -138,7 +140,7 @@ async def test_an_answer_that_was_cut_is_asked_for_once(monkeypatch: pytest.Monk
         assert (len(engine.heard), len(stage.usage)) == (1, 1)
 
 
-async def test_a_client_that_leaves_after_some_events_is_counted_with_them(stage: Stage) -> None:
+async def test_f42_a_client_that_leaves_after_some_events_is_counted_with_them(stage: Stage) -> None:
     async def script(heard: Heard, writer: asyncio.StreamWriter) -> None:
         writer.write(stream_head() + chunk(EVENT) * 7)
         await asyncio.Event().wait()

@@ -221,8 +221,8 @@ async def post(stage: Stage, key: str | None = None) -> Wire:
     return wire
 
 
-async def test_a_noisy_key_fills_the_queue_only_until_a_quiet_one_comes(stage: Stage) -> None:
-    """F49: the quiet key waits for one answer, not for all of the noisy one's; what has no place is told so."""
+async def test_f49_a_noisy_key_fills_the_queue_only_until_a_quiet_one_comes(stage: Stage) -> None:
+    """The quiet key waits for one answer, not for all of the noisy one's; what has no place is told so."""
     held = Held()
     engine = await stage.engine(held)
     text, prefix, sha256 = new_key()
@@ -267,8 +267,8 @@ async def test_who_waits_too_long_or_leaves_gives_up_its_place(stage: Stage) -> 
 # -- statuses ---------------------------------------------------------------------------------------------------------
 
 
-async def test_the_status_says_whose_trouble_it_is(stage: Stage) -> None:
-    """F47: 404 for what nobody knows, 503 for what is down or loading, never 401 or 404 for trouble of ours."""
+async def test_f47_the_status_says_whose_trouble_it_is(stage: Stage) -> None:
+    """404 for what nobody knows, 503 for what is down or loading, never 401 or 404 for trouble of ours."""
     await stage.engine()
     routes = stage._routes()
     routes["models"] += [

@@ -113,7 +113,7 @@ def test_a_long_stream_takes_no_memory(run: Run, gushers: list[Gusher]) -> None:
 
 
 @pytest.mark.heavy
-def test_a_stream_of_200_mb_takes_no_memory(run: Run, gushers: list[Gusher]) -> None:
+def test_f40_a_stream_of_200_mb_takes_no_memory_and_its_usage_is_recorded(run: Run, gushers: list[Gusher]) -> None:
     check_a_long_stream(run, gushers, 200 * 2**20)
 
 

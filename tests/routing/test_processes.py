@@ -208,8 +208,8 @@ def test_stopping_ends_what_was_begun_and_takes_nothing_new(run: Parent) -> None
 # -- an engine's sudden end -------------------------------------------------------------------------------------------
 
 
-def test_an_engine_killed_under_load_fails_no_request_that_had_no_byte(run: Parent) -> None:
-    """F44: 64 at once over two replicas; the dead one is out within 200 ms."""
+def test_f44_an_engine_killed_under_load_fails_no_request_that_had_no_byte(run: Parent) -> None:
+    """64 at once over two replicas; the dead one is out within 200 ms."""
     (first, process), (second, _) = (run.engine("--first-byte-delay", "0.05") for _ in range(2))
     run.write([first, second])
     run.start_parent(2)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from routing.domain.sse import SseReader
+from routing.domain.usage import Facts, WholeReader
 from tests.routing.stage import Heard, Stage, chunk, stream_head, until, whole
 
 MESSAGES = [
@@ -100,6 +101,27 @@ async def test_a_failed_response_is_not_complete(stage: Stage) -> None:
     failed = {"type": "response.failed", "response": {"error": {"code": "server_error"}, "usage": None}}
     await stage.engine(streamed(*events(RESPONSES[0], failed)))
     assert (await row(stage, "/v1/responses", stream=True))["completed"] is False
+
+
+@pytest.mark.parametrize("pause", [1000, 70_000, 10**7])
+def test_usage_of_a_long_answer_stands_at_its_end(pause: int) -> None:
+    """As of embeddings: some megabytes of figures, then the usage."""
+    reader = WholeReader()
+    answer = {"model": '"usage": {"prompt_tokens": 9}', "usage": {"prompt_tokens": 1}, "data": [0.25] * 400_000}
+    body = json.dumps({**answer, "usage": None} | {"object": "list"})[:-1].encode()
+    body += b', "usage": {"prompt_tokens": 7, "total_tokens": 7, "details": {"cached_tokens": 3}}, "more": "usage"}'
+    assert len(body) > 2_000_000
+    passed = b"".join(reader.feed(body[at : at + pause]) for at in range(0, len(body), pause)) + reader.finish()
+    assert passed == body
+    assert (reader.facts.prompt_tokens, reader.facts.completion_tokens) == (7, None)
+
+
+@pytest.mark.parametrize("end", [b"", b'"usage":', b'"usage": {"prompt_tokens"', b'"usage": [1]', b"\xff\xfe"])
+def test_a_long_answer_without_figures_has_none(end: bytes) -> None:
+    reader = WholeReader()
+    assert reader.feed(bytes(1_200_000) + end)
+    reader.finish()
+    assert reader.facts == Facts()
 
 
 @pytest.mark.parametrize("bad", [-1, True, "5", 1.5, None, [1]], ids=repr)
