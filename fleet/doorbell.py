@@ -50,6 +50,7 @@ def _queue_reconcile() -> None:
     from celery import current_app
 
     try:
-        current_app.send_task("fleet.tasks.reconcile", expires=30, retry=False, ignore_result=True)
+        hurried = {"whole": False}
+        current_app.send_task("fleet.tasks.reconcile", kwargs=hurried, expires=30, retry=False, ignore_result=True)
     except Exception as error:  # kombu raises many kinds when the broker is away; beat's period is the safety net
         log.warning("doorbell.lost channel=reconcile error=%s", type(error).__name__)

@@ -1,13 +1,15 @@
 """Rows → FleetSnapshot, in a fixed number of queries whatever the size of the fleet."""
 
+import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from datetime import timedelta
+from functools import lru_cache
 from typing import Any
 
-from django.db.models import Exists, F, OuterRef, Q, QuerySet
-from django.db.models.functions import Now
+from django.db.models import Exists, OuterRef, Q, QuerySet, TextField
+from django.db.models.functions import Cast, Now
 
 from agent_client.protocol.states import ENDED_SHARD_STATES, ShardState
 from fleet.domain.room import SnapshotRoom
@@ -22,12 +24,28 @@ SETTLED_AFTER = timedelta(seconds=60)
 
 _NODE_FIELDS = (
     *("pk", "name", "status", "status_at", "schedulable", "cordon_reason", "drain_deadline_at", "last_seen_at"),
-    *("labels", "engines", "mgmt_addr", "now", "domains"),
+    *("labels", "engines", "mgmt_addr", "now"),
 )
 _GPU_FIELDS = (
     *("pk", "node_id", "uuid", "index", "gpu_class", "memory_total_mib", "memory_used_mib", "compute_capability"),
-    *("domain", "mig", "placeable", "present", "problems", "processes", "schedulable", "cordon_reason"),
+    *(
+        "domain",
+        "spans_nodes",
+        "mig_text",
+        "placeable",
+        "present",
+        "problems_text",
+        "processes_text",
+        "schedulable",
+        "cordon_reason",
+    ),
 )
+_PORT_FIELDS = (
+    *("node_id", "hca", "port", "fabric__name", "state", "problems_text", "netdev", "link_layer", "gid_index"),
+    "address",
+)
+ACTIVE = ("ACTIVE", "ACTIVE_DEFER")
+_NOBODY = ("", 0)
 
 
 def load(*, node: int | None = None) -> FleetSnapshot:
@@ -36,63 +54,64 @@ def load(*, node: int | None = None) -> FleetSnapshot:
     if node is not None:
         here = tuple(each for each in wishes.replicas if any(shard.node == node for shard in each.shards))
         wishes = replace(wishes, replicas=here)
-    return load_room(wishes, node=node).snapshot
+    return load_room(wishes, nodes=None if node is None else [node]).snapshot
 
 
-def load_room(wishes: FleetSnapshot, *, free_cards_only: bool = False, node: int | None = None) -> SnapshotRoom:
+def load_room(
+    wishes: FleetSnapshot, *, free_cards_only: bool = False, nodes: Collection[int] | None = None
+) -> SnapshotRoom:
     """The machines beside what is wished: five queries more.
 
-    `free_cards_only`: nodes that may take something and their unclaimed cards; the others are most of a busy fleet.
+    `free_cards_only`: nodes that may take something and what is free there; the others are most of a busy fleet.
+    `nodes`: these alone.
     """
-    per_node: dict[int, int] = defaultdict(int)
-    for replica in wishes.replicas:
-        for shard in replica.shards:
-            per_node[shard.node] += shard.state not in ENDED_SHARD_STATES
     if free_cards_only:
-        standing = Node.objects.filter(status=NodeStatus.READY, schedulable=True, drain_deadline_at__isnull=True)
-        unclaimed = ~Exists(GpuClaim.objects.filter(gpu=OuterRef("pk"), released_at__isnull=True))
-        unheld = Gpu.objects.filter(unclaimed, node__in=standing)
-        nodes = standing.filter(Exists(unheld.filter(node=OuterRef("pk"))))
-        return SnapshotRoom(replace(wishes, nodes=_nodes(per_node, {}, unheld, nodes)))
+        return SnapshotRoom(replace(wishes, nodes=_with_free_cards(wishes)))
+    cards, rows, ports = Gpu.objects.all(), Node.objects.all(), Adapter.objects.filter(present=True)
+    claims = GpuClaim.objects.filter(released_at__isnull=True).order_by("pk")
+    if nodes is not None:
+        cards, rows, ports = cards.filter(node__in=nodes), rows.filter(pk__in=nodes), ports.filter(node__in=nodes)
+        claims = claims.filter(gpu__node__in=nodes)
     held: dict[int, list[int]] = defaultdict(list)
     holders: dict[int, tuple[str, int]] = {}
     labels = {replica.pk: replica.label for replica in wishes.replicas}
-    claims = GpuClaim.objects.filter(released_at__isnull=True).order_by("pk")
     for gpu, holder, epoch, owner in claims.values_list("gpu_id", "shard_id", "shard__epoch", "shard__replica_id"):
         held[holder].append(gpu)
         holders[gpu] = (labels.get(owner, "a new replica"), epoch)
-    cards = {shard: tuple(gpus) for shard, gpus in held.items()}
-    gpus, nodes = Gpu.objects.all(), Node.objects.all()
-    if node is not None:
-        gpus, nodes = gpus.filter(node=node), nodes.filter(pk=node)
-    return SnapshotRoom(replace(wishes, nodes=_nodes(per_node, holders, gpus, nodes)), cards)
+    views = _nodes(wishes, rows, _cards(cards, holders), _ports(ports))
+    return SnapshotRoom(replace(wishes, nodes=views), {shard: tuple(gpus) for shard, gpus in held.items()})
+
+
+def _with_free_cards(wishes: FleetSnapshot) -> tuple[NodeView, ...]:
+    """What can be placed upon; why the rest can't is not read."""
+    standing = Node.objects.filter(status=NodeStatus.READY, schedulable=True, drain_deadline_at__isnull=True)
+    unclaimed = ~Exists(GpuClaim.objects.filter(gpu=OuterRef("pk"), released_at__isnull=True))
+    good = Gpu.objects.filter(unclaimed, node__in=standing, present=True, placeable=True, schedulable=True)
+    classes = _classes(wishes)
+    cards = _cards(good if classes is None else good.filter(gpu_class__in=classes), {})
+    ports = Adapter.objects.filter(node__in=cards, present=True, fabric__isnull=False, state__in=ACTIVE)
+    return _nodes(wishes, standing.filter(pk__in=cards), cards, _ports(ports))
+
+
+def _classes(wishes: FleetSnapshot) -> set[str] | None:
+    """Those that the models in scope may use; None: any."""
+    models = [model for model in wishes.models if wishes.scope is None or model.pk in wishes.scope]
+    profiles = [each for model in models for each in (model.profile, *model.older.values()) if each and each.gpus_total]
+    return {name for each in profiles for name in each.gpu_class} if all(each.gpu_class for each in profiles) else None
 
 
 def _nodes(
-    per_node: Mapping[int, int],
-    holders: Mapping[int, tuple[str, int]],
-    cards: QuerySet[Gpu],
+    wishes: FleetSnapshot,
     nodes: QuerySet[Node],
+    cards: Mapping[int, list[GpuView]],
+    ports: Mapping[int, list[PortView]],
 ) -> tuple[NodeView, ...]:
-    # An inventory is large; of it only the domains are read, which alone tell a rack's from a node's own.
-    rows = list(
-        nodes.annotate(now=Now(), domains=F("inventory__domains"))
-        .order_by("name")
-        .values_list(*_NODE_FIELDS, named=True)
-    )
-    racks = {node.pk: _racks(node.domains) for node in rows}
-    gpus: dict[int, list[GpuView]] = defaultdict(list)
-    for gpu in cards.order_by().values_list(*_GPU_FIELDS, named=True):
-        holder, attempt = holders.get(gpu.pk, ("", 0))
-        gpus[gpu.node_id].append(_gpu(gpu, holder, attempt, racks.get(gpu.node_id, frozenset())))
-    ports: dict[int, list[PortView]] = defaultdict(list)
-    for adapter in (
-        Adapter.objects.filter(node__in=nodes.values("pk"), present=True)
-        .select_related("fabric")
-        .order_by("hca", "port")
-    ):
-        ports[adapter.node_id].append(_port(adapter))
-    files = _files()
+    busy: dict[int, int] = defaultdict(int)
+    for replica in wishes.replicas:
+        for shard in replica.shards:
+            busy[shard.node] += shard.state not in ENDED_SHARD_STATES
+    files = _files(wishes.scope)
+    rows = nodes.annotate(now=Now()).order_by("name").values_list(*_NODE_FIELDS, named=True)
     return tuple(
         NodeView(
             pk=node.pk,
@@ -105,73 +124,101 @@ def _nodes(
             silent_seconds=_silent(node),
             labels=node.labels,
             engines=tuple(node.engines),
-            gpus=tuple(sorted(gpus[node.pk], key=lambda gpu: (gpu.index, gpu.pk))),
-            ports=tuple(ports[node.pk]),
+            gpus=tuple(sorted(cards.get(node.pk, ()), key=lambda gpu: (gpu.index, gpu.pk))),
+            ports=tuple(ports.get(node.pk, ())),
             mgmt_addr=node.mgmt_addr,
-            holds_models=frozenset(files[node.pk]),
-            shards=per_node.get(node.pk, 0),
+            holds_models=frozenset(files.get(node.pk, ())),
+            shards=busy.get(node.pk, 0),
         )
         for node in rows
     )
 
 
-def _files() -> dict[int, set[int]]:
+def _files(scope: Collection[int] | None) -> Mapping[int, set[int]]:
     """Node → models that were ready there once: their files are there, as far as is known."""
     found: dict[int, set[int]] = defaultdict(set)
     served = Shard.objects.filter(Q(state=ShardState.READY) | ~Q(endpoint=""))
+    if scope is not None:
+        served = served.filter(replica__model__in=scope)
     for node, model in served.order_by().values_list("node_id", "replica__model_id").distinct():
         found[node].add(model)
     return found
 
 
-def _racks(domains: Any) -> frozenset[str]:
-    """Ids of NVLink domains that span nodes; the id of any other means something on its node alone."""
-    listed = domains if isinstance(domains, list) else []
-    return frozenset(str(each.get("id")) for each in listed if isinstance(each, dict) and each.get("kind") == "rack")
-
-
-def _port(adapter: Adapter) -> PortView:
-    return PortView(
-        hca=adapter.hca,
-        port=adapter.port,
-        fabric=adapter.fabric.name if adapter.fabric else "",
-        active=adapter.state in ("ACTIVE", "ACTIVE_DEFER"),
-        problem=next((str(p.get("text", "")) for p in adapter.problems if isinstance(p, dict)), ""),
-        netdev=adapter.netdev,
-        ethernet=adapter.link_layer == "Ethernet",
-        gid_index=adapter.gid_index,
-    )
+def _ports(adapters: QuerySet[Adapter]) -> Mapping[int, list[PortView]]:
+    found: dict[int, list[PortView]] = defaultdict(list)
+    told = adapters.annotate(problems_text=Cast("problems", TextField()))
+    rows = told.order_by("hca", "port").values_list(*_PORT_FIELDS)
+    for node, hca, port, fabric, state, problems, netdev, link_layer, gid_index, address in rows:
+        found[node].append(
+            PortView(
+                hca=hca,
+                port=port,
+                fabric=fabric or "",
+                active=state in ACTIVE,
+                problem=_first_text(_list(problems)),
+                netdev=netdev,
+                ethernet=link_layer == "Ethernet",
+                gid_index=gid_index,
+                address=address,
+            )
+        )
+    return found
 
 
 def _silent(node: Any) -> float | None:
     return None if node.last_seen_at is None else max(0.0, (node.now - node.last_seen_at).total_seconds())
 
 
-def _gpu(gpu: Any, holder: str, attempt: int, racks: frozenset[str]) -> GpuView:
-    problem = next((str(p.get("text", "")) for p in gpu.problems if isinstance(p, dict)), "")
-    processes = [each for each in gpu.processes if isinstance(each, dict)]
+def _cards(gpus: QuerySet[Gpu], holders: Mapping[int, tuple[str, int]]) -> Mapping[int, list[GpuView]]:
+    """By node. `holders`: card → who holds it, and which attempt of it."""
+    found: dict[int, list[GpuView]] = defaultdict(list)
+    told = gpus.annotate(**{f"{name}_text": Cast(name, TextField()) for name in ("mig", "problems", "processes")})
+    for row in told.order_by().values_list(*_GPU_FIELDS):
+        found[row[1]].append(_gpu(row, holders.get(row[0], _NOBODY)))
+    return found
+
+
+@lru_cache(maxsize=65_536)
+def _gpu(row: tuple[Any, ...], held: tuple[str, int]) -> GpuView:
+    """Cards are many, and from one look to the next hardly any has changed."""
+    pk, node, uuid, index, gpu_class, total, used, capability, domain, spans_nodes, *more = row
+    mig, placeable, present, problems, told, schedulable, cordon_reason = more
+    processes = _list(told)
     foreign = [each for each in processes if each.get("foreign", True)]
     sizes = [each["memory_mib"] for each in foreign if isinstance(each.get("memory_mib"), int)]
-    first = "" if holder or not foreign else f"{foreign[0].get('name') or 'a process'} (pid {foreign[0].get('pid')})"
+    first = f"{foreign[0].get('name') or 'a process'} (pid {foreign[0].get('pid')})" if foreign else ""
     return GpuView(
-        pk=gpu.pk,
-        uuid=gpu.uuid,
-        index=gpu.index if gpu.index is not None else -1,
-        gpu_class=gpu.gpu_class,
-        memory_total_mib=gpu.memory_total_mib,
-        memory_used_mib=_used_by_others(gpu.memory_used_mib, processes),
-        compute_capability=gpu.compute_capability,
-        domain=gpu.domain if not gpu.domain or gpu.domain in racks else f"{gpu.node_id}/{gpu.domain}",
-        usable=gpu.present and gpu.placeable,
-        problem=problem if gpu.present else "is gone",
-        mig=gpu.mig is not None,
-        schedulable=gpu.schedulable,
-        cordon_reason=gpu.cordon_reason,
-        holder=holder,
-        holder_attempt=attempt,
-        foreign=first,
+        pk=pk,
+        uuid=uuid,
+        index=index if index is not None else -1,
+        gpu_class=gpu_class,
+        memory_total_mib=total,
+        memory_used_mib=_used_by_others(used, processes),
+        compute_capability=capability,
+        domain=domain if not domain or spans_nodes else f"{node}/{domain}",
+        usable=present and placeable,
+        problem=_first_text(_list(problems)) if present else "is gone",
+        mig=mig is not None and mig != "null",
+        schedulable=schedulable,
+        cordon_reason=cordon_reason,
+        holder=held[0],
+        holder_attempt=held[1],
+        foreign="" if held[0] else first,
         foreign_mib=sum(sizes) if foreign and len(sizes) == len(foreign) else None,
     )
+
+
+def _list(text: str) -> list[dict[str, Any]]:
+    """Of JSON, which is nearly always an empty list: a fleet has many cards, so it is read only where it is not."""
+    if text == "[]":
+        return []
+    found = json.loads(text)
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
+def _first_text(problems: list[dict[str, Any]]) -> str:
+    return str(problems[0].get("text", "")) if problems else ""
 
 
 def _used_by_others(used: int | None, processes: list[dict[str, Any]]) -> int | None:

@@ -20,11 +20,14 @@ ATTEMPTS_KEPT = 20
 
 
 @shared_task
-def reconcile() -> None:
-    """One tick. When another is under way, one more follows shortly: it may have read before the ring."""
+def reconcile(whole: bool = True) -> None:
+    """One tick: by period over the whole fleet, at a doorbell over what is not settled.
+
+    When another is under way, one more follows shortly: it may have read before the ring.
+    """
     holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
-    if reconciler.run(holder=holder, now=timezone.now()) is None:
-        reconcile.apply_async(countdown=0.3, expires=10)
+    if reconciler.run(holder=holder, now=timezone.now(), whole=whole) is None:
+        reconcile.apply_async(kwargs={"whole": whole}, countdown=0.3, expires=10)
 
 
 @shared_task

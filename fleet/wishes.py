@@ -5,11 +5,12 @@ Most ticks need no more than this; fleet.snapshots adds the nodes when something
 
 import json
 from collections import defaultdict
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from django.db.models import F, Q
+from django.db.models import Count, Exists, F, OuterRef, Q
 
 from agent_client.engines.causes import NODE_LOCAL_CAUSES
 from agent_client.profile import Profile, ProfileError, parse_profile
@@ -24,7 +25,7 @@ from fleet.domain.types import (
     RolloutView,
     ShardView,
 )
-from fleet.models import CatalogModel, DryCheck, GpuClaim, Node, ProfileRevision, Replica, Rollout, Shard
+from fleet.models import CatalogModel, DryCheck, Gpu, GpuClaim, Node, ProfileRevision, Replica, Rollout, Shard
 
 #: After a failure with one of these another node is tried once.
 NODE_LOCAL = frozenset(NODE_LOCAL_FAILURES) | NODE_LOCAL_CAUSES
@@ -32,13 +33,86 @@ NODE_LOCAL = frozenset(NODE_LOCAL_FAILURES) | NODE_LOCAL_CAUSES
 NOT_THE_REVISION = frozenset({"node_rebooted"})
 
 
-def load_wishes() -> FleetSnapshot:
-    """Ten queries; `nodes` is empty."""
-    names = dict(Node.objects.values_list("name", "pk"))
+def load_wishes(*, unsettled_only: bool = False) -> FleetSnapshot:
+    """A dozen queries; `nodes` is empty.
+
+    `unsettled_only`: replicas of models that may need something, and of those that these name as neighbours. What is
+    settled is most of a fleet, and a tick has nothing to do for it.
+    """
     rows = Node.objects.values_list("pk", "drain_deadline_at").filter(drain_deadline_at__isnull=False)
-    draining = {pk: at for pk, at in rows if at is not None}
-    shards = _shards(draining)
-    return FleetSnapshot(models=_models(), replicas=_replicas(shards, names), draining=tuple(sorted(draining)))
+    draining = {pk: at for pk, at in rows.order_by() if at is not None}
+    models, evacuated = _models(), _drained_cards()
+    scope, points = None, frozenset[tuple[int, int]]()
+    if unsettled_only:
+        scope = _with_neighbours(models, _unsettled(models, draining, evacuated))
+        points = _meeting_points(models, scope)
+    return FleetSnapshot(
+        models=models,
+        replicas=_replicas(_shards(draining, evacuated, scope), scope),
+        draining=tuple(sorted(draining)),
+        scope=scope,
+        meeting_points=points,
+    )
+
+
+def _unsettled(models: tuple[ModelView, ...], draining: Collection[int], evacuated: Collection[int]) -> set[int]:
+    """Counted by the database: a few models too many are no harm, one too few would wait for the next whole tick.
+
+    fleet.domain.settled says the same of loaded rows.
+    """
+    resting = Q(wish=ReplicaWish.RUN, state=ReplicaState.READY, goal=None, restart_requested=False, replaces=None)
+    resting &= Q(revision__number=F("model__stable_revision"))
+    replicas = {
+        model: (rows, rest)
+        for model, rows, rest in Replica.objects.order_by()
+        .values_list("model")
+        .annotate(rows=Count("pk"), rest=Count("pk", filter=resting))
+    }
+    serving = Q(state=ShardState.READY, wanted=True, draining=False, stalled_at=None, epoch=F("replica__attempt"))
+    if draining:
+        serving &= ~Q(node__in=draining)
+    if evacuated:
+        serving &= ~Q(pk__in=evacuated)
+    live = Shard.objects.exclude(state__in=ENDED_SHARD_STATES).order_by().values_list("replica__model")
+    shards = {
+        model: (rows, serve, heads)
+        for model, rows, serve, heads in live.annotate(
+            rows=Count("pk"), serve=Count("pk", filter=serving), heads=Count("pk", filter=serving & Q(rank=0))
+        )
+    }
+    ended = Shard.objects.filter(replica=OuterRef("pk"), rank__gt=0, epoch=OuterRef("attempt"))
+    broken = Replica.objects.filter(Exists(ended.filter(state__in=ENDED_SHARD_STATES)), state=ReplicaState.READY)
+    found = set(broken.order_by().values_list("model", flat=True))
+    managed = {model.pk: model for model in models}
+    for pk in managed.keys() | replicas.keys():
+        model, (copies, rest), (rows, serve, heads) = (
+            managed.get(pk),
+            replicas.get(pk, (0, 0)),
+            shards.get(pk, (0, 0, 0)),
+        )
+        if model is None or model.rollout is not None or not copies == rest == heads == model.replicas or rows != serve:
+            found.add(pk)
+    return found
+
+
+def _with_neighbours(models: tuple[ModelView, ...], scope: Collection[int]) -> frozenset[int]:
+    """Where the models run that an affinity names decides as well."""
+    by_name = {model.name: model.pk for model in models}
+    profiles = [
+        each for model in models if model.pk in scope for each in (model.profile, *model.older.values()) if each
+    ]
+    names = {name for profile in profiles for name in (*profile.affinity, *profile.anti_affinity)}
+    return frozenset(scope) | {by_name[name] for name in names if name in by_name}
+
+
+def _meeting_points(models: tuple[ModelView, ...], scope: Collection[int]) -> frozenset[tuple[int, int]]:
+    """Ports that replicas out of scope hold on their heads' nodes, if anything in scope may want one."""
+    profiles = (each for model in models if model.pk in scope for each in (model.profile, *model.older.values()))
+    if not any(profile is not None and profile.nodes > 1 for profile in profiles):
+        return frozenset()
+    heads = Shard.objects.filter(rank=0, rendezvous_port__isnull=False).exclude(state__in=ENDED_SHARD_STATES)
+    rows = heads.exclude(replica__model__in=scope).order_by().values_list("node", "rendezvous_port")
+    return frozenset((node, port) for node, port in rows if port is not None)
 
 
 _SHARD_FIELDS = (
@@ -47,15 +121,24 @@ _SHARD_FIELDS = (
 )
 
 
-def _shards(draining_nodes: dict[int, datetime]) -> dict[int, list[ShardView]]:
+def _drained_cards() -> dict[int, datetime]:
+    """Shard → the first deadline of a drain of one of its cards."""
+    drained = Gpu.objects.filter(drain_deadline_at__isnull=False)
+    rows = GpuClaim.objects.filter(released_at__isnull=True, gpu__in=drained).order_by("-gpu__drain_deadline_at")
+    # Hardly ever is a card drained, and seeing that needs no look at all the claims.
+    found = rows.values_list("shard_id", "gpu__drain_deadline_at") if drained.exists() else ()
+    return {shard: at for shard, at in found if at is not None}
+
+
+def _shards(
+    draining_nodes: Mapping[int, datetime], drained_cards: Mapping[int, datetime], scope: Collection[int] | None
+) -> dict[int, list[ShardView]]:
     """By replica: every one that has not ended, and those of the newest attempt."""
-    live = Shard.objects.exclude(state__in=ENDED_SHARD_STATES)
-    newest = Shard.objects.filter(state__in=ENDED_SHARD_STATES, epoch__gt=0).filter(Q(epoch=F("replica__attempt")))
-    drained_cards = dict(
-        GpuClaim.objects.filter(released_at__isnull=True, gpu__drain_deadline_at__isnull=False)
-        .order_by("-gpu__drain_deadline_at")
-        .values_list("shard_id", "gpu__drain_deadline_at")
-    )
+    all_shards = Shard.objects.order_by()
+    if scope is not None:
+        all_shards = all_shards.filter(replica__model__in=scope)
+    live = all_shards.exclude(state__in=ENDED_SHARD_STATES)
+    newest = all_shards.filter(state__in=ENDED_SHARD_STATES, epoch__gt=0).filter(Q(epoch=F("replica__attempt")))
     out: dict[int, list[ShardView]] = defaultdict(list)
     for rows in (live, newest):
         for row in rows.values_list(*_SHARD_FIELDS):
@@ -84,11 +167,12 @@ def _shards(draining_nodes: dict[int, datetime]) -> dict[int, list[ShardView]]:
 
 
 def _models() -> tuple[ModelView, ...]:
+    runs = Exists(Replica.objects.filter(revision=OuterRef("pk")))
     used = ProfileRevision.objects.filter(
-        Q(replicas__isnull=False) | Q(number=F("model__stable_revision")) | Q(number=F("model__revision"))
-    )
+        runs | Q(number=F("model__stable_revision")) | Q(number=F("model__revision"))
+    ).order_by()
     profiles: dict[int, dict[int, Profile]] = defaultdict(dict)
-    for model_id, number, data in used.values_list("model_id", "number", "profile").distinct():
+    for model_id, number, data in used.values_list("model_id", "number", "profile"):
         profile, _ = _profile(json.dumps(data))
         if profile is not None:
             profiles[model_id][number] = profile
@@ -145,9 +229,13 @@ _REPLICA_FIELDS = (
 )
 
 
-def _replicas(shards: dict[int, list[ShardView]], names: dict[str, int]) -> tuple[ReplicaView, ...]:
+def _replicas(shards: dict[int, list[ShardView]], scope: Collection[int] | None) -> tuple[ReplicaView, ...]:
     out = []
-    for value in Replica.objects.order_by("model__name", "number").values(*_REPLICA_FIELDS):
+    rows = Replica.objects.order_by("model__name", "number")
+    values = list((rows if scope is None else rows.filter(model__in=scope)).values(*_REPLICA_FIELDS))
+    failed_on = {str(_failure(value).get("node")) for value in values if value["latest_failure"]}
+    names = dict(Node.objects.filter(name__in=failed_on).order_by().values_list("name", "pk")) if failed_on else {}
+    for value in values:
         pk, attempt = value["pk"], value["attempt"]
         failure = _failure(value)
         local = failure.get("code") in NODE_LOCAL

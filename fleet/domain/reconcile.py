@@ -28,7 +28,7 @@ from fleet.domain.placement import Placement
 from fleet.domain.reasons import Refusal
 from fleet.domain.rendezvous import choose_port, last_port, ports_in_use
 from fleet.domain.rollout import Step, outdated, roll
-from fleet.domain.room import Room
+from fleet.domain.room import UNTOLD, Room, TooNarrow
 from fleet.domain.states import ReplicaState, ReplicaWish, RolloutState
 from fleet.domain.types import FleetSnapshot, ModelView, ReplicaView
 
@@ -64,6 +64,8 @@ class _Tick:
     def __init__(self, snapshot: FleetSnapshot, now: datetime, room: Room, rules: Rules) -> None:
         self.snapshot, self.now, self.room, self.rules = snapshot, now, room, rules
         self.models = {model.pk: model for model in snapshot.models}
+        scope = self.models.keys() if snapshot.scope is None else self.models.keys() & snapshot.scope
+        self.decided = [self.models[pk] for pk in sorted(scope)]
         self.replicas = sorted(snapshot.replicas, key=lambda each: (each.created_at, each.pk))
         self.kept = {each.pk for each in self.replicas if self._is_kept(each)}
         self.by_pk = {each.pk: each for each in self.replicas}
@@ -74,13 +76,13 @@ class _Tick:
         for replica in self.replicas:
             if replica.model in self.by_model:
                 self.by_model[replica.model].append(replica)
-        self.ports = ports_in_use(self.replicas)
+        self.ports = ports_in_use(self.replicas) | snapshot.meeting_points
         self.refused: dict[tuple[int, int, Collection[int]], Refusal] = {}
         self.going: set[int] = set()  # removed in this pass
         self.numbers = {model: {each.number for each in rows} for model, rows in self.by_model.items()}
 
     def actions(self) -> Iterable[Action]:
-        for model in sorted(self.models.values(), key=lambda each: each.pk):
+        for model in self.decided:
             yield from self._scale(model)
         for replica in sorted(self.replicas, key=self._rank):
             yield from self._one(replica)
@@ -88,7 +90,7 @@ class _Tick:
         for replica in self.replicas:
             if replica.pk in self.kept and replica.wish is ReplicaWish.RUN:
                 yield from self._evacuate(replica)
-        for model in sorted(self.models.values(), key=lambda each: each.pk):
+        for model in self.decided:
             yield from self._roll(model)
         yield from self._drained()
 
@@ -224,6 +226,10 @@ class _Tick:
         )
 
     def _explain(self, replica: ReplicaView, refusal: Refusal) -> Iterable[Action]:
+        if refusal is UNTOLD:
+            if replica.restart_requested or not replica.explanation_text:
+                raise TooNarrow  # people wait for the words
+            return  # they stand there already; the next tick over the whole fleet brings them up to date
         if replica.explanation_text != refusal.text or replica.restart_requested:
             yield Explain(replica=replica.pk, refusal=refusal)
 

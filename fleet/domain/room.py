@@ -12,6 +12,13 @@ from fleet.domain.placement import FleetIndex, Placement, place
 from fleet.domain.reasons import Refusal
 from fleet.domain.types import FleetSnapshot, GpuView, ReplicaView
 
+#: It does not fit into what was looked at, and why was not asked.
+UNTOLD = Refusal(code="untold", text="")
+
+
+class TooNarrow(Exception):
+    """This can't be decided without the whole fleet."""
+
 
 class Room(Protocol):
     def place(self, profile: Profile, *, model: int, avoid: Collection[int] = ()) -> Placement | Refusal: ...

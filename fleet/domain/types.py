@@ -173,3 +173,6 @@ class FleetSnapshot:
     models: tuple[ModelView, ...] = ()  # managed ones alone
     replicas: tuple[ReplicaView, ...] = ()
     draining: tuple[int, ...] = ()  # nodes that are to be left
+    #: Models whose replicas are here, to be decided about; None: all. The others are settled (fleet.domain.settled).
+    scope: frozenset[int] | None = None
+    meeting_points: frozenset[tuple[int, int]] = frozenset()  # head's node and port of replicas out of scope

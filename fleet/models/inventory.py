@@ -32,6 +32,7 @@ class Gpu(models.Model):
     compute_capability = models.CharField(max_length=10, blank=True)
     numa = models.IntegerField(null=True, blank=True)
     domain = models.CharField(max_length=100, blank=True)  # NVLink domain; empty when unknown or alone
+    spans_nodes = models.BooleanField(default=False)  # the domain is a rack's: its id means the same on other nodes
     mig = models.JSONField(null=True, blank=True)
     placeable = models.BooleanField(default=True)  # the agent's word: health, MIG parent
     present = models.BooleanField(default=True)  # in the newest report
@@ -52,6 +53,12 @@ class Gpu(models.Model):
                 violation_error_message="cannot save: this node already has a GPU with that UUID.",
             )
         ]
+        indexes = [
+            # Each tick asks for them, and there are hardly ever any.
+            models.Index(
+                fields=["drain_deadline_at"], condition=models.Q(drain_deadline_at__isnull=False), name="gpu_draining"
+            )
+        ]
 
     def __str__(self) -> str:
         return f"{self.gpu_class or self.name} #{self.index}"
@@ -67,6 +74,7 @@ class Adapter(models.Model):
     link_layer = models.CharField(max_length=40, blank=True)
     rate_gbps = models.FloatField(null=True, blank=True)
     netdev = models.CharField(max_length=100, blank=True)
+    address = models.CharField(max_length=45, null=True, blank=True)  # IP of netdev; empty: it has none; null: unknown
     gid_prefix = models.CharField(max_length=64, blank=True)
     gid_index = models.IntegerField(null=True, blank=True)
     numa = models.IntegerField(null=True, blank=True)

@@ -1,6 +1,7 @@
 """Brings GPU and adapter rows into line with what an agent reports. Rows of things that went stay, marked absent."""
 
-from collections.abc import Mapping
+import ipaddress
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -11,7 +12,9 @@ from fleet.services.events import record
 
 def store(node: Node, inventory: Mapping[str, Any], fingerprint: str, *, now: datetime) -> None:
     """Within the caller's transaction. Unknown keys pass, absent figures stay null."""
-    _store_gpus(node, _entries(inventory, "gpus"))
+    # The id of a rack's NVLink domain means the same on all its nodes; that of any other something on its node alone.
+    racks = {str(each.get("id")) for each in _entries(inventory, "domains") if each.get("kind") == "rack"}
+    _store_gpus(node, _entries(inventory, "gpus"), racks)
     _store_adapters(node, _entries(inventory, "adapters"))
     Node.objects.filter(pk=node.pk).update(
         inventory=dict(inventory), inventory_fingerprint=fingerprint[:64], inventory_at=now
@@ -23,7 +26,7 @@ def _entries(inventory: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
     return [entry for entry in value if isinstance(entry, Mapping)] if isinstance(value, list) else []
 
 
-def _store_gpus(node: Node, reported: list[Mapping[str, Any]]) -> None:
+def _store_gpus(node: Node, reported: list[Mapping[str, Any]], racks: Collection[str]) -> None:
     known = {gpu.uuid: gpu for gpu in Gpu.objects.filter(node=node)}
     by_bus = {gpu.bus: gpu.uuid for gpu in known.values() if gpu.bus and gpu.present and not gpu.mig}
     seen: set[str] = set()
@@ -35,6 +38,7 @@ def _store_gpus(node: Node, reported: list[Mapping[str, Any]]) -> None:
             continue
         seen.add(uuid)
         values = _gpu_values(entry)
+        values["spans_nodes"] = values["domain"] in racks
         gpu = known.get(uuid)
         if gpu is not None and entry.get("uuid") is None:
             kept = ("name", "gpu_class", "memory_total_mib", "compute_capability", "index")
@@ -118,11 +122,13 @@ def _store_adapters(node: Node, reported: list[Mapping[str, Any]]) -> None:
 def _port_values(adapter: Mapping[str, Any], port: Mapping[str, Any]) -> dict[str, Any]:
     label = _text(port.get("fabric"), 100)
     rate = port.get("rate_gbps")
+    netdev = _text(port.get("netdev") or adapter.get("netdev"), 100)
     return {
         "state": _text(port.get("state"), 40),
         "link_layer": _text(port.get("link_layer"), 40),
         "rate_gbps": float(rate) if isinstance(rate, int | float) and not isinstance(rate, bool) else None,
-        "netdev": _text(adapter.get("netdev"), 100),
+        "netdev": netdev,
+        "address": _address(port["address"]) if isinstance(port.get("address"), str) else None,
         "gid_prefix": _text(port.get("gid_prefix"), 64),
         "gid_index": _integer(port.get("gid_index")),
         "numa": _integer(adapter.get("numa")),
@@ -130,6 +136,14 @@ def _port_values(adapter: Mapping[str, Any], port: Mapping[str, Any]) -> dict[st
         "problems": port.get("problems") if isinstance(port.get("problems"), list) else [],
         "present": True,
     }
+
+
+def _address(text: str) -> str | None:
+    """An IP address, or empty for none; what is neither is not known."""
+    try:
+        return str(ipaddress.ip_address(text)) if text else ""
+    except ValueError:
+        return None
 
 
 def _text(value: Any, longest: int) -> str:

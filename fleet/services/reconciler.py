@@ -27,7 +27,7 @@ from fleet.domain.actions import (
 from fleet.domain.placement import Placement
 from fleet.domain.reasons import Refusal
 from fleet.domain.reconcile import Rules, reconcile
-from fleet.domain.room import SnapshotRoom
+from fleet.domain.room import UNTOLD, SnapshotRoom, TooNarrow
 from fleet.domain.types import FleetSnapshot, ReplicaView
 from fleet.models import Lease
 from fleet.services import creating, effects, starting
@@ -50,8 +50,12 @@ _MASSES: dict[type, Callable[[Sequence[Any], datetime], int]] = {
 ROUNDS = 4
 
 
-def run(*, holder: str, now: datetime) -> int | None:
-    """Reconcile for a few rounds or until nothing is left; how many actions. None: another tick is under way."""
+def run(*, holder: str, now: datetime, whole: bool = True) -> int | None:
+    """Reconcile for a few rounds or until nothing is left; how many actions. None: another tick is under way.
+
+    The first round looks at the whole fleet, or at what is not settled if it is not to be `whole`; later ones do so
+    anyhow, for what is settled needed nothing in the first.
+    """
     if not _take_lease(holder, now):
         return None
     conf = fleet_conf()
@@ -60,9 +64,8 @@ def run(*, holder: str, now: datetime) -> int | None:
     rules = Rules(clock=clock, heard_since=since, hung_after=conf.hung_after, rendezvous_ports=conf.rendezvous_ports)
     done = 0
     try:
-        for _ in range(ROUNDS):
-            wishes = load_wishes()
-            actions = reconcile(wishes, now, room=LazyRoom(wishes), rules=rules)
+        for number in range(ROUNDS):
+            actions = _decide(now, rules, whole=whole and number == 0)
             count = _carry_out(actions, now)
             done += count
             if not count or all(isinstance(action, _LEADS_NOWHERE) for action in actions):
@@ -72,10 +75,21 @@ def run(*, holder: str, now: datetime) -> int | None:
     return done
 
 
+def _decide(now: datetime, rules: Rules, *, whole: bool) -> tuple[Action, ...]:
+    if not whole:
+        try:
+            wishes = load_wishes(unsettled_only=True)
+            return reconcile(wishes, now, room=LazyRoom(wishes), rules=rules)
+        except TooNarrow:
+            pass  # who would have to make room, and what stands against each node, is asked of all
+    wishes = load_wishes()
+    return reconcile(wishes, now, room=LazyRoom(wishes), rules=rules)
+
+
 class LazyRoom:
     """The machines are read when something is to be placed, and at first their free cards alone: a full fleet has few.
 
-    What stands against a node, and who would have to make room, needs all of them.
+    What stands against a node, and who would have to make room, needs all of them, and all replicas.
     """
 
     def __init__(self, wishes: FleetSnapshot) -> None:
@@ -83,6 +97,7 @@ class LazyRoom:
         self._promised: list[tuple[Placement, int]] = []
         self._free: SnapshotRoom | None = None
         self._all: SnapshotRoom | None = None
+        self._held: SnapshotRoom | None = None  # where replicas in scope run
 
     def place(self, profile: Profile, *, model: int, avoid: Collection[int] = ()) -> Placement | Refusal:
         if self._all is None and profile.gpus_total:
@@ -91,7 +106,11 @@ class LazyRoom:
             found = self._free.place(profile, model=model, avoid=avoid)
             if isinstance(found, Placement):
                 return found
-        return self._whole().place(profile, model=model, avoid=avoid)
+        if self._wishes.scope is None:
+            return self._whole().place(profile, model=model, avoid=avoid)
+        if profile.preempts or not profile.gpus_total:
+            raise TooNarrow  # whom it displaces, and how busy each node is, all replicas tell
+        return UNTOLD
 
     def promise(self, placement: Placement, *, model: int) -> None:
         self._promised.append((placement, model))
@@ -100,14 +119,23 @@ class LazyRoom:
                 room.promise(placement, model=model)
 
     def cards_of(self, shard: int) -> tuple[int, ...]:
-        return self._whole().cards_of(shard)
+        return self._holdings().cards_of(shard)
 
     def freed_by(self, replica: ReplicaView) -> int:
-        return self._whole().freed_by(replica)
+        return self._holdings().freed_by(replica)
+
+    def _holdings(self) -> SnapshotRoom:
+        if self._wishes.scope is None:
+            return self._whole()
+        if self._held is None:
+            nodes = {shard.node for replica in self._wishes.replicas for shard in replica.shards}
+            self._held = snapshots.load_room(self._wishes, nodes=nodes)
+        return self._held
 
     def _whole(self) -> SnapshotRoom:
         if self._all is None:
             self._all = snapshots.load_room(self._wishes)
+            self._free = None  # from here on this one is asked, and a promise may be of a node without a free card
             for placement, model in self._promised:
                 self._all.promise(placement, model=model)
         return self._all

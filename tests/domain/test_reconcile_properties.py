@@ -7,6 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_client.protocol.states import ShardState
+from fleet.domain.rendezvous import ports_in_use
+from fleet.domain.settled import unsettled
 from fleet.domain.states import NodeStatus, ReplicaState
 from fleet.domain.types import FleetSnapshot
 from tests.domain.world import GONE, World, profile
@@ -113,3 +115,21 @@ def test_a_drain_never_drops_below_what_served_before_its_deadline(world: World,
     world.now += timedelta(hours=1)
     world.settle()
     assert not world.leaving
+
+
+@settings(max_examples=60, deadline=None)
+@given(worlds(), st.lists(st.sampled_from(EVENTS), max_size=8), st.data())
+def test_without_what_is_settled_the_same_is_decided(world: World, events: list[str], data: st.DataObject) -> None:
+    world.settle()
+    for event in events:
+        happen(world, event, data)
+    seen = world.snapshot()
+    scope = unsettled(seen)
+    left_out = [replica for replica in seen.replicas if replica.model not in scope]
+    narrow = replace(
+        seen,
+        replicas=tuple(replica for replica in seen.replicas if replica.model in scope),
+        scope=scope,
+        meeting_points=frozenset(ports_in_use(left_out)),
+    )
+    assert world.decide(narrow) == world.decide(seen)
