@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agent_client.hardware import amd, infiniband, inventory, link_counters, nvidia_smi, nvml, steady, xid
+from agent_client.hardware import addresses, amd, infiniband, inventory, link_counters, nvidia_smi, nvml, steady, xid
 from agent_client.hardware.cards import Found, Gpu
 from agent_client.hardware.finish import finish
 from agent_client.hardware.inventory import Inventory
@@ -63,6 +63,7 @@ class Discovery:
         options = self._options
         found = self._gpus() if options.use_gpu else Found(source="none")
         adapters = infiniband.read(options.ib_root, options.fabrics)
+        addresses.fill(adapters)
         self._count(adapters)
         return Inventory(
             data={

@@ -214,11 +214,12 @@ def _adapters(node: Node) -> SafeString | str:
             f"{a.rate_gbps:g} Gb/s" if a.rate_gbps else None,
             a.link_layer,
             a.fabric,
+            a.address,
             texts(a),
         )
         for a in node.adapters.filter(present=True).select_related("fabric")
     ]
-    return table(("port", "state", "rate", "link", "fabric", "problems"), rows)
+    return table(("port", "state", "rate", "link", "fabric", "address", "problems"), rows)
 
 
 def _shards(node: Node, now: datetime) -> SafeString | str:

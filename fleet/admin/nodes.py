@@ -226,7 +226,7 @@ class GpuAdmin(MachineOwnedAdmin):
 
 @admin.register(Adapter)
 class AdapterAdmin(MachineOwnedAdmin):
-    list_display = ["name", "node", "state", "rate", "link_layer", "netdev", "fabric", "trouble"]
+    list_display = ["name", "node", "state", "rate", "link_layer", "netdev", "address", "fabric", "trouble"]
     list_display_links = ["name"]
     ordering = ["node__name", "hca", "port"]
     list_filter = ["state", "link_layer", "fabric", "present"]

@@ -181,6 +181,7 @@ def _placement(plan: Plan) -> dict[str, Any] | None:
         "gpu_class": plan.found.gpu_class or None,
         "fabric": plan.found.fabric or None,
         "head_address": plan.found.head_address or None,
+        "head_address_origin": plan.found.head_address_origin or None,
         "preempts": list(plan.preempts),
         "ranks": [
             {

@@ -56,8 +56,10 @@ def over(
         )
         for rank, (node, gpus) in enumerate(zip(nodes, cards, strict=True))
     )
-    address = meeting_address(nodes, fabric) if several else ""
-    return Placement(shards=shards, gpu_class=gpu_class, fabric=fabric, head_address=address)
+    address, origin = meeting_address(nodes, fabric) if several else ("", "")
+    return Placement(
+        shards=shards, gpu_class=gpu_class, fabric=fabric, head_address=address, head_address_origin=origin
+    )
 
 
 def _key(ask: Ask, node: NodeView) -> tuple[bool, int, bool, int, bool, str]:

@@ -22,10 +22,13 @@ def ports_on(node: NodeView, fabric: str) -> tuple[PortView, ...]:
     return tuple(sorted(found, key=lambda port: (_natural(port.hca), port.port)))
 
 
-def meeting_address(nodes: Sequence[NodeView], fabric: str) -> str:
-    """The head's address on the fabric where every rank has one there; else where the control plane reaches it."""
+def meeting_address(nodes: Sequence[NodeView], fabric: str) -> tuple[str, str]:
+    """The head's address on the fabric where every rank has one there, else where the control plane reaches it.
+
+    With it where it came from.
+    """
     on_fabric = [_address(node, fabric) for node in nodes]
-    return on_fabric[0] if all(on_fabric) else nodes[0].mgmt_addr
+    return (on_fabric[0], f"fabric {fabric}") if all(on_fabric) else (nodes[0].mgmt_addr, "automatic")
 
 
 def settings(profile: Profile, node: NodeView, fabric: str, peers: Iterable[NodeView]) -> tuple[Setting, ...]:

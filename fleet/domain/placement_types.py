@@ -21,6 +21,7 @@ class Placement:
     gpu_class: str = ""
     fabric: str = ""  # on which the ranks meet; empty on one node and inside one NVLink rack
     head_address: str = ""  # where the ranks meet; empty on one node
+    head_address_origin: str = ""  # fabric NAME, or automatic: where the control plane reaches the node
     preempts: tuple[int, ...] = ()  # replicas of lower priority that must end first
 
     @property

@@ -37,7 +37,9 @@ def hold_back(shard: Shard) -> None:
 def reclaim(shard: Shard) -> bool:
     """Take back the cards that a returning shard held; False when another holds one by now."""
     held = set(GpuClaim.objects.filter(shard=shard, released_at__isnull=True).values_list("gpu_id", flat=True))
-    wanted = set(GpuClaim.objects.filter(shard=shard).values_list("gpu_id", flat=True)) - held
+    # In their old order, which is the order of the engine's ranks.
+    own = dict.fromkeys(GpuClaim.objects.filter(shard=shard).order_by("pk").values_list("gpu_id", flat=True))
+    wanted = [gpu for gpu in own if gpu not in held]
     if Gpu.objects.filter(pk__in=wanted, claims__released_at__isnull=True, claims__isnull=False).exists():
         return False
     try:

@@ -47,7 +47,9 @@ def desired_for(node_id: int) -> Desired:
 def desired_shard(shard: Shard) -> DesiredShard:
     """One shard as the agent is told. `shard.replica.model` and `.revision` should be loaded."""
     replica = shard.replica
-    gpus = GpuClaim.objects.filter(shard=shard, released_at__isnull=True).order_by("gpu__index")
+    # In the order in which they were claimed: ranks of a tensor-parallel group are neighbours in one NVLink domain,
+    # and the cards of two domains may alternate on the bus.
+    gpus = GpuClaim.objects.filter(shard=shard, released_at__isnull=True).order_by("pk")
     return DesiredShard(
         shard=wire_name(shard),
         epoch=shard.epoch,

@@ -9,8 +9,9 @@ from django.test import Client
 from django.urls import reverse
 
 from fleet import snapshots
-from fleet.models import CatalogModel, Node, Replica
-from fleet.services import operations
+from fleet.models import CatalogModel, Node, Replica, Shard
+from fleet.services import claims, operations
+from fleet.services.commands import desired_for
 from tests.fleet.test_catalog_and_pages import api  # noqa: F401  (a fixture)
 from tests.fleet.test_reconciler import gpu, make_ready, model, ready_node, register, tick
 
@@ -74,6 +75,49 @@ def test_ranks_over_two_nodes_are_shown_with_their_environment(api: Client) -> N
     assert [rank["environment"][1]["value"] for rank in ranks] == ["=mlx5_0:1", "=mlx5_7:1"]
 
 
+@pytest.mark.parametrize(
+    ("addresses", "meeting", "origin"),
+    [
+        (("10.8.0.1", "10.8.0.2"), "10.8.0.1", "fabric east"),
+        (("fd00::1", "fd00::2"), "fd00::1", "fabric east"),
+        (("10.8.0.1", None), "127.0.0.1", "automatic"),  # an agent that does not tell
+        (("10.8.0.1", ""), "127.0.0.1", "automatic"),  # a rank that could not answer there
+        (("junk", "10.8.0.2"), "127.0.0.1", "automatic"),
+    ],
+)
+def test_ranks_meet_on_the_chosen_fabric_where_each_has_an_address_there(
+    api: Client,  # noqa: F811
+    addresses: tuple[str | None, str | None],
+    meeting: str,
+    origin: str,
+) -> None:
+    for number, address in enumerate(addresses):
+        port = {"port": 1, "state": "ACTIVE", "link_layer": "InfiniBand", "fabric": "east", "address": address}
+        adapters = [{"hca": "mlx5_0", "netdev": "ib0", "ports": [port]}]
+        ready_node(f"gpu-{number}", inventory={"gpus": [gpu(0, uuid=f"GPU-{number}")], "adapters": adapters})
+    model(pipeline_parallel=2, nodes=2)
+    placement = plan(api, "qwen").json()["placement"]
+    assert (placement["head_address"], placement["head_address_origin"]) == (meeting, origin)
+    told = {row["name"]: (row["value"], row["origin"]) for row in placement["ranks"][0]["environment"]}
+    assert told["VLLM_HOST_IP"] == (meeting, origin)
+    tick()
+    assert set(Shard.objects.values_list("rendezvous_address", flat=True)) == {meeting}
+
+
+def test_cards_are_told_in_the_order_of_their_claims_so_that_no_domain_is_torn() -> None:
+    inventory = {"gpus": [gpu(i, domain="even" if i % 2 == 0 else "odd") for i in range(4)]}
+    admission = ready_node(inventory=inventory)
+    model(tensor_parallel=2, pipeline_parallel=2)
+    tick()
+    told = ("GPU-0", "GPU-2", "GPU-1", "GPU-3")
+    (shard,) = desired_for(admission.node_id).shards
+    assert shard.spec.gpus == told
+    row = Shard.objects.get()
+    claims.release(row.pk)
+    assert claims.reclaim(row)  # its node was lost and is back
+    assert desired_for(admission.node_id).shards[0].spec.gpus == told
+
+
 def test_explain_tells_what_would_help() -> None:
     ready_node(cards=1)
     operations.cordon_node(node=Node.objects.get(), reason="", actor="ann")
@@ -116,7 +160,7 @@ def test_the_ledger_is_on_the_nodes_page_and_in_the_api(api: Client, admin_clien
     assert (first["use"], first["replica"], first["attempt"], first["pids"]) == ("held", "qwen/1", 1, [1])
     assert (second["use"], second["text"]) == ("free", "free")
     page = admin_client.get(reverse("admin:fleet_node_change", args=[admission.node_id])).content.decode()
-    assert "qwen/1, attempt 1 (ready)" in page
+    assert ">qwen/1</a>, attempt 1 (ready)" in page
 
 
 def test_an_id_of_a_domain_means_something_on_its_node_alone_unless_it_is_a_rack() -> None:
