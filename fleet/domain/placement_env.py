@@ -5,6 +5,7 @@ A value of the profile wins over the fabric's, the fabric's over the automatic o
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from agent_client.profile import EngineKind, Profile, SecretRef
 from fleet.domain.placement_types import Setting
@@ -75,6 +76,7 @@ def _reachable(node: NodeView, fabric: str) -> bool:
     return any(port.netdev and port.address != "" for port in ports_on(node, fabric))
 
 
+@lru_cache(maxsize=4096)
 def _natural(text: str) -> tuple[tuple[int, str], ...]:
     parts = re.findall(r"\d+|\D+", text)
     return tuple((int(part), "") if part.isdigit() else (-1, part) for part in parts)

@@ -74,13 +74,17 @@ class Ask:
         )
 
     def fitting(self, slot: Slot) -> Slot | None:
-        """The slot with those cards alone that meet the need; the same one when all do."""
-        cards = slot.cards
-        good = [gpu for gpu in cards if self.need.unmet(gpu) is None]
+        """The slot with those cards alone that meet the need; the same one when all do, None when too few do."""
+        cards, unmet = slot.cards, self.need.unmet
+        spare = len(cards) - self.shape.cards
+        good = []
+        for gpu in cards:
+            if unmet(gpu) is None:
+                good.append(gpu)
+            elif (spare := spare - 1) < 0:
+                return None
         if len(good) == len(cards):
             return slot
-        if not good:
-            return None
         return slot_of(slot.node, slot.gpu_class, good, self.index.racks)
 
 
