@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from agent_client.profile import Profile
 from agent_client.protocol.states import ENDED_SHARD_STATES, ShardState
 from fleet.domain.fit import Room, Shape, Take
 from fleet.domain.placement_types import Placement
@@ -55,6 +56,7 @@ class FleetIndex:
     cells: Mapping[str, Cells]  # by class
     racks: frozenset[str]
     holes: Mapping[str, Holes]
+    rivals: Mapping[str, tuple[int, int]]  # class → models of the catalog that may use no other, and all that name it
     labels: Mapping[tuple[str, str], frozenset[int]]  # nodes that have it
     runs: Mapping[str, Mapping[int, int]]  # model name → node → live shards of it
     names: Mapping[int, str]  # of models
@@ -88,6 +90,7 @@ class FleetIndex:
             cells=_cells(slots.values()),
             racks=racks,
             holes=holes_by_class(profiles, classes),
+            rivals=_rivals(profiles),
             labels={label: frozenset(pks) for label, pks in labels.items()},
             runs=_runs(snapshot, names),
             names=names,
@@ -216,6 +219,14 @@ def slot_of(node: NodeView, gpu_class: str, cards: Iterable[GpuView], racks: fro
         unknown=tuple(unknown),
         order=(node.unstable, node.name),
     )
+
+
+def _rivals(profiles: Iterable[Profile]) -> dict[str, tuple[int, int]]:
+    named = [profile.gpu_class for profile in profiles if profile.gpu_class and profile.gpus_total]
+    return {
+        each: (sum(names == (each,) for names in named), sum(each in names for names in named))
+        for each in {name for names in named for name in names}
+    }
 
 
 def _runs(snapshot: FleetSnapshot, names: Mapping[int, str]) -> dict[str, dict[int, int]]:

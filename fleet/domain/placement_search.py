@@ -36,7 +36,11 @@ class Ask:
 
     @cached_property
     def classes(self) -> tuple[str, ...]:
-        return self.profile.gpu_class or tuple(sorted(self.index.cells))
+        """In order of preference. Who names none takes first what fewest others depend on."""
+        rivals = self.index.rivals
+        return self.profile.gpu_class or tuple(
+            sorted(self.index.cells, key=lambda each: (*rivals.get(each, (0, 0)), each))
+        )
 
     @cached_property
     def own(self) -> str | None:

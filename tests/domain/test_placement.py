@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from fleet.domain.placement import FleetIndex, Placement, place
 from fleet.domain.reasons import FOLDED, HINTS, Reason, Refusal
 from fleet.domain.states import NodeStatus, ReplicaState
-from fleet.domain.types import FleetSnapshot
+from fleet.domain.types import FleetSnapshot, ModelView
 from tests.domain.pictures import fleet, profile
 
 
@@ -60,6 +61,25 @@ def test_whole_domains_are_kept_for_groups() -> None:
 def test_the_first_class_of_the_list_wins() -> None:
     classes = ["h100-sxm-80gb", "a100-sxm-80gb"]
     check_placed("a a100-sxm-80gb: .\nb h100-sxm-80gb: ....", "b", [0], gpu_class=classes)
+
+
+def test_who_names_no_class_takes_the_one_that_fewest_others_depend_on() -> None:
+    a100, h100 = "a100-sxm-80gb", "h100-sxm-80gb"
+    picture = fleet(f"a {a100}: ....\nb {h100}: ....")
+    for wishes, on in (
+        ([[a100]], "b"),
+        ([[h100]], "a"),
+        ([[h100, a100], [a100]], "b"),
+        ([[h100], [a100, h100], [a100, h100], [h100, a100]], "a"),
+        ([], "a"),
+    ):
+        models = tuple(
+            ModelView(pk=pk, name=f"m{pk}", replicas=1, revision=1, profile=profile(gpu_class=classes))
+            for pk, classes in enumerate(wishes)
+        )
+        found = place(replace(picture, models=models), profile())
+        assert isinstance(found, Placement)
+        assert found.head.node_name == on, wishes
 
 
 def test_cards_that_others_use_are_named() -> None:
