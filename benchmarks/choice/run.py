@@ -12,10 +12,14 @@ REPLICAS = 4
 CACHE_BLOCKS = 6000
 
 
-def main() -> None:
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.choice.run", description=__doc__)
     parser.add_argument("--seeds", type=int, default=3, help="traces of each kind")
-    seeds = range(max(parser.parse_args().seeds, 1))
+    return parser
+
+
+def main() -> None:
+    seeds = range(max(parser().parse_args().seeds, 1))
     capacity = REPLICAS * SLOTS  # requests a second, at about one second each
     columns = f"{'hits':>6} {'p50 ms':>7} {'p99 ms':>7}"
     print("medians over the traces; a p99 of some thousand requests differs by 5 % by chance alone")

@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+#: Where the kernel tells of processes.
+PROC = Path("/proc")
 _TICK_SECONDS = 1 / os.sysconf("SC_CLK_TCK")
 
 
@@ -23,10 +25,22 @@ def cpu_seconds(pids: list[int]) -> float:
     return sum((int(fields[11]) + int(fields[12])) * _TICK_SECONDS for pid in pids if (fields := _stat(pid)))
 
 
-def waited_seconds(pids: list[int]) -> float:
-    """How long they were ready to run while something else had the core: how busy the machine is with others."""
-    tasks = [task for pid in pids for task in Path(f"/proc/{pid}/task").glob("*/schedstat")]
-    return sum(int(task.read_text().split()[1]) for task in tasks) / 1e9
+def waited_seconds(pids: list[int]) -> float | None:
+    """How long they were ready to run while something else had the core: how busy the machine is with others.
+
+    None where the kernel does not tell (it keeps no such figures, or a sandbox hides them): that is not 0.
+    """
+    tasks = [task for pid in pids for task in (PROC / str(pid) / "task").glob("*/schedstat")]
+    told = [nanoseconds for task in tasks if (nanoseconds := _waited(task)) is not None]
+    return sum(told) / 1e9 if told else None
+
+
+def _waited(task: Path) -> int | None:
+    """The second of run time, time waited, and number of slices; None for a thread that has ended since."""
+    try:
+        return int(task.read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def mib(pid: int) -> float:

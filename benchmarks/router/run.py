@@ -66,7 +66,7 @@ def _measure(routers: list[Router], *, rounds: int, times: int) -> None:
         router.stall()
 
 
-def _arguments() -> argparse.Namespace:
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.router.run", description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="one round of short windows: to see that it runs")
     parser.add_argument("--rounds", type=int, default=5)
@@ -76,9 +76,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--beside", type=Path, action="append", default=[], metavar="DIR", help="another checkout of ours"
     )
-    args = parser.parse_args()
+    return parser
+
+
+def _arguments() -> argparse.Namespace:
+    args = parser().parse_args()
     if unknown := [name for name in args.peers if name not in PEERS]:
-        parser.error(f"cannot measure {', '.join(unknown)}: known are {', '.join(PEERS)}")
+        parser().error(f"cannot measure {', '.join(unknown)}: known are {', '.join(PEERS)}")
     return args
 
 

@@ -72,8 +72,8 @@ def delete_model(name: str, *, actor: str) -> None:
     else:
         model.delete()
         record("model_deleted", f"{name} deleted", actor=actor)
+    doorbell.ring_routes()  # first: it costs little, and clients wait for it
     doorbell.ring_reconcile()
-    doorbell.ring_routes()
 
 
 @transaction.atomic
@@ -216,6 +216,6 @@ def _save(entry: Entry, actor: str) -> bool:
     for name in entry.served_names:
         if not ServedName.objects.filter(model=model, name=name).exists():
             ServedName.objects.create(model=model, name=name)
+    doorbell.ring_routes()  # first: it costs little, and clients wait for it
     doorbell.ring_reconcile()
-    doorbell.ring_routes()
     return True

@@ -103,8 +103,8 @@ def _lost(node: NodeSilence, now: datetime) -> None:
         replicas.add(shard.replica_id)
     for replica_id in replicas:
         recompute(replica_id, now=now)
+    doorbell.ring_routes()  # first: it costs little, and clients wait for it
     doorbell.ring_reconcile()
-    doorbell.ring_routes()
 
 
 @transaction.atomic

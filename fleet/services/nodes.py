@@ -198,8 +198,8 @@ def verify_node(*, node_id: int, session_id: int, now: datetime) -> None:
     except StaleTransition:
         return
     record("node_ready", f"{node.name}: {node.status} → ready", node_id=node_id)
+    doorbell.ring_routes()  # first: it costs little, and clients wait for it
     doorbell.ring_reconcile()
-    doorbell.ring_routes()
 
 
 @transaction.atomic

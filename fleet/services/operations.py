@@ -110,9 +110,9 @@ def set_wish(*, replica: Replica, wish: ReplicaWish, actor: str, now: datetime, 
     verb = "started" if wish is ReplicaWish.RUN else "drained and stopped" if drain_seconds else "stopped"
     kind = "started" if wish is ReplicaWish.RUN else "stopped"
     record(f"replica_{kind}_by_wish", f"{replica.label} is to be {verb}", actor=actor, replica_id=replica.pk)
+    doorbell.ring_routes()  # first: it costs little, and clients wait for it
     recompute(replica.pk, now=now)  # one of which nothing runs has no agent that would report
     doorbell.ring_reconcile()
-    doorbell.ring_routes()
 
 
 @transaction.atomic
