@@ -22,6 +22,12 @@ log = logging.getLogger("routing")
 PROBE_SECONDS = 2.0
 LOOK_SECONDS = 0.2
 
+#: Fields of an endpoint's cells, and of the row that tells of changes: what a process has under way; until when it
+#: leaves the endpoint out; how often it changed its mind.
+_OUTSTANDING, _OUT_UNTIL, _CHANGES = 0, 1, 2
+#: So long after its next probe the word of a process that says no more is forgotten.
+FORGOTTEN_SECONDS = PROBE_SECONDS + 1.0
+
 
 class Chooser:
     def __init__(self, grid: Grid, count: Callable[[str, str, str], None]) -> None:
@@ -38,6 +44,9 @@ class Chooser:
         self._turn = 0
         self._probes: dict[str, asyncio.Task[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._changes_row = grid.rows(["ejections"])["ejections"]
+        self._changes = -1  # as last heard
+        self._hear_at = 0.0  # when the soonest of the others' words is forgotten
 
     def update(self, table: RoutingTable) -> None:
         endpoints = {each.id: each for route in table.routes.values() for each in route.endpoints}
@@ -47,6 +56,7 @@ class Chooser:
         self._rows |= self._grid.rows(each for each in endpoints if each not in self._rows)
         self._cells = {each: self._grid.cell(row) for each, row in self._rows.items()}
         self._words = {affinity.word_of(each): each for each in endpoints}
+        self._changes = -1
 
     # -- before -------------------------------------------------------------------------------------------------------
 
@@ -55,16 +65,18 @@ class Chooser:
             only = route.endpoints[0]
             if not only.draining and only.weight > 0 and not self.loads[only.id].health.reason:
                 return only
+        alone = self._grid.alone
+        if not alone:
+            self._hear()
         fit, panic = select.routable(route.endpoints, self.loads, tried)
         if panic:
             self._count("panics", route.name, "")
         if len(fit) < 2:
             return fit[0] if fit else None
-        alone = self._grid.alone
         if not alone:
             for each in fit:
                 load = self.loads[each.id]
-                load.elsewhere = self._grid.total(self._rows[each.id], 0) - load.outstanding
+                load.elsewhere = self._grid.total(self._rows[each.id], _OUTSTANDING) - load.outstanding
         if route.sticky and (session := request.head.fields.get(route.sticky)):
             return affinity.by_header(session, fit)
         preferred, sums = None, list[int]()
@@ -91,7 +103,7 @@ class Chooser:
     def _publish(self, endpoint: str, load: Load) -> None:
         cell = self._cells.get(endpoint)
         if cell is not None:
-            self._grid.words[cell] = load.outstanding
+            self._grid.words[cell + _OUTSTANDING] = load.outstanding
 
     # -- after --------------------------------------------------------------------------------------------------------
 
@@ -102,12 +114,18 @@ class Chooser:
         return self._budgets[route.name].withdraw()
 
     def answered(self, route: Route, endpoint: Endpoint, status: int) -> None:
-        if self.loads[endpoint.id].health.answered(status, now=time.monotonic()):
+        health = self.loads[endpoint.id].health
+        was_out = bool(health.reason)
+        if health.answered(status, now=time.monotonic()):
             self._ejected(route, endpoint)
+        elif was_out:
+            self._tell(endpoint.id)
 
     def failed(self, route: Route, endpoint: Endpoint, reason: str) -> None:
         if self.loads[endpoint.id].health.failed(reason, now=time.monotonic()):
             self._ejected(route, endpoint)
+        else:
+            self._tell(endpoint.id)
 
     def poison(self, request: Request) -> bool:
         if not self._suspects.ever:
@@ -123,9 +141,34 @@ class Chooser:
         self._suspects.died(checksum, affinity.word_of(endpoint.id) >> 1, now)
         return self._suspects.poison(checksum, now)
 
+    # -- what the processes tell each other ---------------------------------------------------------------------------
+
+    def _tell(self, endpoint: str) -> None:
+        """Until when this process leaves it out, in milliseconds of the machine's steady clock; 0: it does not."""
+        cell, health = self._cells.get(endpoint), self.loads[endpoint].health
+        if cell is not None:
+            until = health.probe_at + FORGOTTEN_SECONDS if health.reason else 0.0
+            self._grid.words[cell + _OUT_UNTIL] = int(until * 1000)
+            self._grid.words[self._grid.cell(self._changes_row) + _CHANGES] += 1
+
+    def _hear(self) -> None:
+        """What the others leave out is out here, too: one process pays for finding out, and one asks."""
+        changes, now = self._grid.total(self._changes_row, _CHANGES), time.monotonic()
+        if changes == self._changes and now < self._hear_at:
+            return
+        self._changes, soonest = changes, float("inf")
+        for name in self._endpoints:
+            told = list(self._grid.fields(self._rows[name], _OUT_UNTIL))
+            told[self._grid.column] = 0
+            until = max(told) / 1000
+            self.loads[name].out_elsewhere = until > now
+            soonest = min(soonest, until) if until > now else soonest
+        self._hear_at = soonest
+
     # -- probes -------------------------------------------------------------------------------------------------------
 
     def _ejected(self, route: Route, endpoint: Endpoint) -> None:
+        self._tell(endpoint.id)
         health = self.loads[endpoint.id].health
         self._count("ejections", route.name, endpoint.id)
         log.warning(json.dumps({"event": "ejected", "endpoint": endpoint.id, "reason": health.reason}))
@@ -153,14 +196,20 @@ class Chooser:
                 status = await _ask_health(endpoint)
         except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
             load.health.failed(f"does not answer a probe: {type(error).__name__}", now=time.monotonic())
+            self._tell(endpoint.id)
             return
         if status < 500:
             load.health.probed()
             log.warning(json.dumps({"event": "returned", "endpoint": endpoint.id}))
         else:
             load.health.failed(f"answers a probe with {status}", now=time.monotonic())
+        self._tell(endpoint.id)
 
     def close(self) -> None:
+        for name, load in self.loads.items():
+            if load.health.reason:
+                load.health.probed()
+                self._tell(name)
         if self._timer is not None:
             self._timer.cancel()
         for task in list(self._probes.values()):

@@ -29,6 +29,11 @@ class Load:
     elsewhere: int = 0  # of the others, as last counted
     turn: int = 0  # when it was last chosen: ties go round
     health: Health = field(default_factory=Health)
+    out_elsewhere: bool = False  # another process leaves it out, and asks it whether it is back
+
+    @property
+    def out(self) -> bool:
+        return self.out_elsewhere or bool(self.health.reason)
 
     @property
     def total(self) -> int:
@@ -44,7 +49,7 @@ def routable(
     """Who may be chosen, and whether that is panic: when all are ejected all count, so that a model is never lost to
     ejection alone."""
     able = [e for e in endpoints if not e.draining and e.weight > 0 and e.id not in exclude]
-    fit = [e for e in able if not loads[e.id].health.reason]
+    fit = [e for e in able if not loads[e.id].out]
     return (fit, False) if fit or not able else (able, True)
 
 

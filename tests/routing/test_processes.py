@@ -15,9 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from routing.dataplane import choice
+from routing.dataplane.choice import Chooser
+from routing.dataplane.messages import Head, Request
 from routing.dataplane.meters import Meter
 from routing.domain.limits import Limits
 from routing.grid import COLUMNS, Grid, GridError
+from routing.table import Endpoint, parse
 from tests.e2e.harness import ROOT, wait_for
 from tests.routing.test_router import Run, chat
 
@@ -89,6 +93,69 @@ def test_more_processes_than_columns_are_told(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(Grid, "_lock", lambda self, number, wait=True: number == COLUMNS)
     with pytest.raises(GridError):
         Grid(tmp_path / "grid")
+
+
+# -- ejections --------------------------------------------------------------------------------------------------------
+
+
+class Two:
+    """Two processes' choosers over one grid: a lock is a process's, so the second one's column is given to it here."""
+
+    def __init__(self, path: Path) -> None:
+        endpoints = [{"id": f"e{number}", "url": f"http://127.0.0.1:{number + 1}"} for number in range(2)]
+        self.table = parse({"version": 1, "models": [{"name": "m", "endpoints": endpoints}]})
+        self.route = self.table.routes["m"]
+        self.choosers = []
+        for column in range(2):
+            grid = Grid(path)
+            grid.column = column
+            grid.words[1] = 2
+            self.choosers.append(Chooser(grid, lambda *_: None))
+        for chooser in self.choosers:
+            chooser.update(self.table)
+
+    def chosen(self, number: int) -> set[str]:
+        chooser, request = self.choosers[number], Request(Head("POST", "/v1/x", b"", [], {}, True), 0.0)
+        return {found.id for _ in range(20) if (found := self.begun(chooser, chooser.choose(self.route, request, ())))}
+
+    def begun(self, chooser: Chooser, endpoint: Endpoint | None) -> Endpoint:
+        assert endpoint is not None
+        chooser.begin(endpoint)  # so that ties go round
+        chooser.end(endpoint)
+        return endpoint
+
+
+async def test_what_one_process_leaves_out_the_others_do_too_until_it_is_back(tmp_path: Path) -> None:
+    two = Two(tmp_path / "grid")
+    first, second = two.choosers
+    out = two.route.endpoints[0]
+    assert two.chosen(0) == two.chosen(1) == {"e0", "e1"}
+    first.failed(two.route, out, "cannot be connected to")
+    assert two.chosen(0) == two.chosen(1) == {"e1"}
+    assert not second.loads["e0"].health.reason  # it asks no probe of its own
+    first.answered(two.route, out, 200)
+    assert two.chosen(0) == two.chosen(1) == {"e0", "e1"}
+    for chooser, each in zip(two.choosers, two.route.endpoints, strict=True):
+        chooser.failed(two.route, each, "cannot be connected to")
+    assert two.chosen(0) == two.chosen(1) == {"e0", "e1"}  # all are out, so all count
+    first.close()
+    assert two.chosen(1) == {"e0"}
+    second.close()
+    assert two.chosen(0) == {"e0", "e1"}
+
+
+async def test_the_word_of_a_process_that_is_gone_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two = Two(tmp_path / "grid")
+    first, _ = two.choosers
+    first.failed(two.route, two.route.endpoints[0], "cannot be connected to")
+    assert two.chosen(1) == {"e1"}
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 1 + choice.FORGOTTEN_SECONDS - 0.1)
+    assert two.chosen(1) == {"e1"}
+    monkeypatch.setattr(time, "monotonic", lambda: now + 1 + choice.FORGOTTEN_SECONDS + 0.1)
+    assert two.chosen(1) == {"e0", "e1"}
+    monkeypatch.undo()
+    first.close()
 
 
 # -- processes --------------------------------------------------------------------------------------------------------
