@@ -79,10 +79,14 @@ def test_a_key_made_in_the_admin_is_shown_once(admin_client: Client) -> None:
 
 def test_a_key_made_on_the_command_line_has_its_limits() -> None:
     out = io.StringIO()
-    call_command("router_key", "cli", "--models=a,b", "--concurrency=2", stdout=out)
+    call_command("router_key", "cli", "--models=a,b", "--concurrency=2", "--expires=2999-01-01", stdout=out)
     assert works(out.getvalue().strip())
     row = ApiKey.objects.get()
     assert (row.allowed_models, row.concurrency) == (["a", "b"], 2)
+    assert row.expires_at == datetime(2999, 1, 1, tzinfo=UTC)
+    for wrong, why in (("2020-01-01", "'2020-01-01' is over"), ("soon", "'soon' is no date")):
+        with pytest.raises(CommandError, match=why):
+            call_command("router_key", "late", f"--expires={wrong}")
     with pytest.raises(CommandError, match="there is one of that name"):
         call_command("router_key", "cli")
 
@@ -249,12 +253,13 @@ def run_without_database(folder: Path, *words: str) -> "subprocess.CompletedProc
 
 
 def test_without_a_database_a_key_comes_with_its_line_for_a_catalog_file(tmp_path: Path) -> None:
-    done = run_without_database(tmp_path, "ci", "--models=m")
+    done = run_without_database(tmp_path, "ci", "--models=m", "--expires=2999-01-01")
     assert done.returncode == 0, done.stderr
     first, line = done.stdout.strip().splitlines()
     (entry,) = yaml.safe_load(line)
     assert entry["sha256"] == digest(first.rsplit(" ", 1)[1])
-    assert parse_catalog({"models": [], "keys": [entry]}).keys[0].models == ("m",)
+    key = parse_catalog({"models": [], "keys": [entry]}).keys[0]
+    assert (key.models, key.expires) == (("m",), datetime(2999, 1, 1, tzinfo=UTC))
     refused = run_without_database(tmp_path, "ci", "--concurrency=2")
     assert refused.returncode != 0
     assert "cannot make the key ci" in refused.stderr

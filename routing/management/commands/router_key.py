@@ -1,6 +1,7 @@
 """`manage.py router-key NAME`: make a client's key. Its text is shown once."""
 
 import argparse
+from datetime import UTC, datetime
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
@@ -27,6 +28,7 @@ class Command(BaseCommand):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("name")
         parser.add_argument("--models", default="", help="comma-separated names that the key may use; default: all")
+        parser.add_argument("--expires", type=_moment, metavar="DATE", help="its end, such as 2027-01-01 (UTC)")
         parser.add_argument("--manage", action="store_true", help="the key may also use the REST API")
         parser.add_argument("--catalog-entry", action="store_true")
         for name, text in LIMITS.items():
@@ -34,11 +36,18 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         models = [name for name in options["models"].split(",") if name] or None
+        expires = options["expires"]
         if options["catalog_entry"]:
-            return self._entry(options["name"], models)
+            return self._entry(options["name"], models, expires)
         limits = {name: options[name] for name in LIMITS}
         try:
-            _, text = create_key(name=options["name"], allowed_models=models, may_manage=options["manage"], **limits)
+            _, text = create_key(
+                name=options["name"],
+                allowed_models=models,
+                may_manage=options["manage"],
+                expires_at=expires,
+                **limits,
+            )
         except KeyNameTaken as error:
             raise CommandError(str(error))
         except DatabaseError:
@@ -48,12 +57,13 @@ class Command(BaseCommand):
                     "it keeps limits; run manage.py migrate"
                 )
             self.stderr.write("no database is set up: the key is stored nowhere; put its line into a catalog file")
-            return self._entry(options["name"], models)
+            return self._entry(options["name"], models, expires)
         self.stdout.write(text)
 
-    def _entry(self, name: str, models: list[str] | None) -> None:
+    def _entry(self, name: str, models: list[str] | None, expires: datetime | None) -> None:
         text, prefix, sha256 = new_key()
         listed = f", models: [{', '.join(models)}]" if models else ""
+        listed += f", expires: {expires.isoformat()}" if expires else ""
         self.stdout.write(f"key (shown once): {text}")
         self.stdout.write(f"  - {{name: {name}, prefix: {prefix}, sha256: {sha256}{listed}}}")
 
@@ -62,3 +72,15 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
     return int(text)
+
+
+def _moment(text: str) -> datetime:
+    """A date means its beginning; without a zone it is UTC."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no date such as 2027-01-01")
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    if moment <= datetime.now(UTC):
+        raise argparse.ArgumentTypeError(f"{text!r} is over")
+    return moment
