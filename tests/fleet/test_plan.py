@@ -1,15 +1,17 @@
 """Plans and ledgers over a database: by API, by command and on pages."""
 
+from importlib import import_module
 from io import StringIO
 from typing import Any
 
 import pytest
+from django.apps import apps
 from django.core.management import call_command
 from django.test import Client
 from django.urls import reverse
 
 from fleet import snapshots
-from fleet.models import CatalogModel, Node, Replica, Shard
+from fleet.models import CatalogModel, Gpu, Node, Replica, Shard
 from fleet.services import claims, operations
 from fleet.services.commands import desired_for
 from tests.fleet.test_catalog_and_pages import api  # noqa: F401  (a fixture)
@@ -171,6 +173,16 @@ def test_an_id_of_a_domain_means_something_on_its_node_alone_unless_it_is_a_rack
     one, other = (tuple(card.domain for card in node.gpus) for node in snapshots.load().nodes)
     assert one[0] != other[0]
     assert one[1] == other[1] == "rack.7"
+
+
+def test_the_migration_learns_racks_from_the_inventories_that_are_stored() -> None:
+    own = [gpu(0, domain="nvswitch"), gpu(1, domain="rack.7")]
+    register(inventory={"gpus": own, "domains": [{"id": "rack.7", "kind": "rack"}, "junk", {"id": "nvswitch"}]})
+    register("gpu-02", inventory={"gpus": [gpu(0)], "domains": "junk"})
+    Gpu.objects.update(spans_nodes=False)
+    migration = import_module("fleet.migrations.0005_addresses_and_racks")
+    migration.racks_are_told_by_the_inventory(apps, None)
+    assert list(Gpu.objects.filter(spans_nodes=True).values_list("domain", flat=True)) == ["rack.7"]
 
 
 def test_what_an_ended_engine_of_ours_held_is_not_held_against_a_card() -> None:
