@@ -262,6 +262,7 @@ def _replicas(shards: dict[int, list[ShardView]], scope: Collection[int] | None)
                 failure=str(failure.get("reason") or failure.get("code") or "it failed") if blamed else "",
                 flow=flow,
                 explanation_text=(value["explanation"] or {}).get("text", ""),
+                helps=next((p.get("text", "") for p in (value["explanation"] or {}).get("proposals", [])), ""),
                 reason=value["reason"],
                 avoid_node=names.get(str(failure.get("node"))) if local else None,
                 shards=tuple(sorted(shards.get(pk, []), key=lambda s: (s.epoch, s.rank))),

@@ -5,7 +5,7 @@ from typing import Any
 
 from django import forms
 from django.contrib import admin
-from django.db.models import Count, Q, QuerySet
+from django.db.models import Count, Prefetch, Q, QuerySet
 from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
@@ -94,7 +94,8 @@ class CatalogModelAdmin(LivePage):
 
     def get_queryset(self, request: HttpRequest) -> Any:
         ready = Count("replica_set", filter=Q(replica_set__state=ReplicaState.READY))
-        return super().get_queryset(request).annotate(ready=ready).prefetch_related("replica_set")
+        still = Prefetch("rollouts", Rollout.objects.filter(state__in=rollouts.OPEN), to_attr="open_rollouts")
+        return super().get_queryset(request).annotate(ready=ready).prefetch_related("replica_set", still)
 
     @display(description="ready")
     def truth(self, model: Any) -> str:
@@ -167,8 +168,9 @@ class CatalogModelAdmin(LivePage):
         order = (ReplicaState.FAILED, ReplicaState.LOST, ReplicaState.PENDING, ReplicaState.DEGRADED)
         states = [ReplicaState(replica.state) for replica in model.replica_set.all()]
         shown = sorted(set(states) - {ReplicaState.READY}, key=lambda state: (state not in order, state))
-        told = ((badge(state), "" if len(states) == 1 else f" {states.count(state)} ") for state in shown)
-        return format_html_join("", "{}{}", told)
+        told = [(badge(state), "" if len(states) == 1 else f" {states.count(state)}") for state in shown]
+        told += [(link(rollout, f"rollout {rollout.state}"), "") for rollout in model.open_rollouts]
+        return format_html_join(", ", "{}{}", told)
 
     @display(description="changed", ordering="updated_at")
     def changed(self, model: CatalogModel) -> SafeString | str:

@@ -80,9 +80,9 @@ def _cell(head: str, value: Any) -> SafeString:
     )
 
 
-def short(text: str) -> SafeString | str:
+def short(text: str) -> SafeString:
     """Never broken over lines."""
-    return format_html('<span class="fleet-short">{}</span>', text) if text else ""
+    return format_html('<span class="fleet-short">{}</span>', text)
 
 
 def lasting(at: datetime, now: datetime) -> SafeString:

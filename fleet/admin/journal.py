@@ -1,10 +1,11 @@
 """Orders and events."""
 
 from django.contrib import admin
+from django.utils.safestring import SafeString
 from unfold.decorators import display
 
 from fleet.admin.base import MachineOwnedAdmin
-from fleet.admin.display import LABELS
+from fleet.admin.display import LABELS, short
 from fleet.models import Command, Event
 
 
@@ -22,10 +23,15 @@ class CommandAdmin(MachineOwnedAdmin):
 
 @admin.register(Event)
 class EventAdmin(MachineOwnedAdmin):
-    list_display = ["at", "shown_severity", "kind", "text", "actor"]
+    list_display = ["when", "shown_severity", "text", "actor", "kind"]
     list_filter = ["severity", "kind"]
-    search_fields = ["text"]
+    search_fields = ["text", "actor"]
+    date_hierarchy = "at"
     show_full_result_count = False
+
+    @display(description="when (UTC)", ordering="id")
+    def when(self, event: Event) -> SafeString:
+        return short(f"{event.at:%Y-%m-%d %H:%M:%S}")
 
     @display(description="severity", ordering="severity", label=LABELS)
     def shown_severity(self, event: Event) -> str:

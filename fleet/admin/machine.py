@@ -2,22 +2,22 @@
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
-from typing import Any
 
 from django.db.models import QuerySet
-from django.utils.html import format_html, format_html_join
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from agent_client.protocol.states import ENDED_SHARD_STATES, ShardState
 from fleet import snapshots
 from fleet.admin.attempts import cards, inside
+from fleet.admin.card import health, memory, problems_of, texts, told_problems
 from fleet.admin.display import badge, lasting, link, short, story, table, when
 from fleet.admin.page import Act, Page, acts, sections
 from fleet.conf import fleet_conf
 from fleet.domain.ledger import Holding, ledger
 from fleet.domain.states import NodeStatus, ReplicaState
 from fleet.domain.words import counted
-from fleet.models import Adapter, Event, Gpu, Node, Replica, Shard
+from fleet.models import Event, Node, Replica, Shard
 from fleet.services import liveness
 
 #: Of the uses of a card: those that its health tells already.
@@ -45,41 +45,6 @@ def living(node: Node) -> QuerySet[Shard]:
     """What may run there."""
     there = Shard.objects.filter(node=node).exclude(state__in=ENDED_SHARD_STATES)
     return there.select_related("replica__model", "node").prefetch_related("claims__gpu").order_by("replica", "rank")
-
-
-def memory(gpu: Gpu) -> str:
-    """Used and whole, in GiB."""
-    if gpu.memory_total_mib is None:
-        return "-"
-    used = "-" if gpu.memory_used_mib is None else f"{gpu.memory_used_mib / 1024:.1f}"
-    return f"{used} of {gpu.memory_total_mib / 1024:.1f} GiB"
-
-
-def health(gpu: Gpu) -> str:
-    if split(gpu):
-        return "split into MIG slices, which are placed in its stead"
-    return texts(gpu) or ("ok" if gpu.placeable else "not placeable")
-
-
-def split(gpu: Gpu) -> bool:
-    """A card that is not placed because its slices are: nothing is wrong with it."""
-    return not gpu.placeable and not gpu.problems
-
-
-def nobody(gpu: Gpu) -> str:
-    """Of a card without a claim: whose it is then."""
-    if not gpu.schedulable:
-        return f"nobody; cordoned: {gpu.cordon_reason}" if gpu.cordon_reason else "nobody; cordoned"
-    foreign = [each for each in gpu.processes if isinstance(each, dict) and each.get("foreign", True)]
-    if foreign:
-        return f"{foreign[0].get('name') or 'a process'} (pid {foreign[0].get('pid')})"
-    return "nobody" if gpu.placeable else "-"
-
-
-def texts(row: Gpu | Adapter) -> str:
-    """Its problems, in words; who else uses a card is told where its holder is."""
-    found = [problem for problem in row.problems if isinstance(problem, dict)]
-    return "; ".join(str(problem.get("text", "")) for problem in found if problem.get("code") != "foreign_process")
 
 
 def _sentence(node: Node, now: datetime) -> SafeString:
@@ -164,31 +129,14 @@ def _wrong(node: Node) -> SafeString | str:
         told += [("", text, "") for text in warnings if isinstance(text, str) and not text.startswith(places)]
     if isinstance(node.inventory.get("error"), str):
         told.insert(0, ("", node.inventory["error"], "detection is broken: the last known hardware is shown"))
-    return format_html_join(
-        "",
-        "<p>{}{}{}</p>",
-        (
-            (
-                format_html("<b>{}</b> ", where) if where else "",
-                text,
-                format_html(' <span class="fleet-quiet">{}</span>', hint) if hint else "",
-            )
-            for where, text, hint in told
-        ),
-    )
+    return told_problems(told)
 
 
 def _problems(node: Node) -> Iterator[tuple[str, str, str]]:
     for gpu in node.gpus.filter(present=True).order_by("index"):
-        yield from _of(f"GPU {gpu.index}", gpu.problems)
+        yield from problems_of(f"GPU {gpu.index}", gpu.problems)
     for port in node.adapters.filter(present=True):
-        yield from _of(f"{port.hca}/{port.port}", port.problems)
-
-
-def _of(where: str, problems: Any) -> Iterator[tuple[str, str, str]]:
-    for problem in problems:
-        if isinstance(problem, dict):
-            yield where, str(problem.get("text", "")), str(problem.get("hint", ""))
+        yield from problems_of(f"{port.hca}/{port.port}", port.problems)
 
 
 def _cards(node: Node) -> SafeString | str:

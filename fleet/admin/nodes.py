@@ -11,13 +11,13 @@ from django.utils.safestring import SafeString
 from unfold.decorators import display
 
 from agent_client.protocol.states import ENDED_SHARD_STATES
-from fleet.admin import machine
+from fleet.admin import card, machine
 from fleet.admin.attempts import inside
 from fleet.admin.base import MachineOwnedAdmin
+from fleet.admin.card import health, memory, texts
 from fleet.admin.confirm import DrainForm, ask
-from fleet.admin.display import LABELS, link, when
-from fleet.admin.machine import health, memory, texts
-from fleet.admin.page import LivePage, Page
+from fleet.admin.display import LABELS, link, short, table, when
+from fleet.admin.page import LivePage, Page, sections
 from fleet.domain.states import NodeStatus
 from fleet.domain.words import counted
 from fleet.models import Adapter, AgentSession, Fabric, Gpu, GpuClaim, Lease, Listener, Node, Shard
@@ -27,7 +27,7 @@ from fleet.services.errors import FleetError
 
 @admin.register(Node)
 class NodeAdmin(LivePage, MachineOwnedAdmin):
-    list_display = ["name", "state", "placing", "cards", "trouble", "address", "agent_version", "heard"]
+    list_display = ["name", "state", "placing", "cards", "trouble", "address", "agent", "heard"]
     list_filter = ["status", "schedulable", "connected"]
     search_fields = ["name", "hostname", "mgmt_addr"]
     actions = ["cordon", "uncordon", "drain", "cancel_drain", "accept_losses", "release"]
@@ -66,6 +66,10 @@ class NodeAdmin(LivePage, MachineOwnedAdmin):
     @display(description="address")
     def address(self, node: Node) -> str:
         return node.mgmt_addr
+
+    @display(description="agent", ordering="agent_version")
+    def agent(self, node: Node) -> str:
+        return node.agent_version
 
     @display(description="heard", ordering="last_seen_at")
     def heard(self, node: Node) -> SafeString | str:
@@ -165,9 +169,9 @@ def _left(node: Node) -> str:
 
 
 @admin.register(Gpu)
-class GpuAdmin(MachineOwnedAdmin):
-    list_display = ["index", "node", "gpu_class", "memory", "holder", "health"]
-    list_display_links = ["index"]
+class GpuAdmin(LivePage, MachineOwnedAdmin):
+    list_display = ["node", "number", "kind", "memory", "holder", "health"]
+    list_display_links = ["number"]
     ordering = ["node__name", "index"]
     list_filter = ["gpu_class", "placeable", "present", "schedulable"]
     list_select_related = ["node"]
@@ -178,14 +182,26 @@ class GpuAdmin(MachineOwnedAdmin):
         live = GpuClaim.objects.filter(released_at__isnull=True).select_related("shard__replica__model")
         return super().get_queryset(request).prefetch_related(Prefetch("claims", queryset=live, to_attr="live_claims"))
 
+    def page(self, row: Gpu, now: datetime) -> Page:
+        return card.page(row, now)
+
+    @display(description="GPU", ordering="index")
+    def number(self, gpu: Gpu) -> str:
+        slice_of = f", MIG {gpu.mig.get('profile')}" if isinstance(gpu.mig, dict) else ""
+        return f"GPU {gpu.index}{slice_of}"
+
+    @display(description="class", ordering="gpu_class")
+    def kind(self, gpu: Gpu) -> SafeString | str:
+        return short(gpu.gpu_class)
+
     @display(description="held by")
     def holder(self, gpu: Any) -> SafeString | str:
-        held = [link(claim.shard.replica, claim.shard.replica.label) for claim in gpu.live_claims]
-        return held[0] if held else machine.nobody(gpu)
+        held = [short(link(claim.shard.replica, claim.shard.replica.label)) for claim in gpu.live_claims]
+        return held[0] if held else card.nobody(gpu)
 
     @display(description="memory", ordering="memory_total_mib")
-    def memory(self, gpu: Gpu) -> str:
-        return memory(gpu)
+    def memory(self, gpu: Gpu) -> SafeString | str:
+        return short(memory(gpu))
 
     @display(description="health")
     def health(self, gpu: Gpu) -> str:
@@ -226,7 +242,7 @@ class GpuAdmin(MachineOwnedAdmin):
 
 @admin.register(Adapter)
 class AdapterAdmin(MachineOwnedAdmin):
-    list_display = ["name", "node", "state", "rate", "link_layer", "netdev", "address", "fabric", "trouble"]
+    list_display = ["node", "name", "state", "rate", "link_layer", "netdev", "address", "on", "trouble"]
     list_display_links = ["name"]
     ordering = ["node__name", "hca", "port"]
     list_filter = ["state", "link_layer", "fabric", "present"]
@@ -237,9 +253,13 @@ class AdapterAdmin(MachineOwnedAdmin):
     def name(self, adapter: Adapter) -> str:
         return f"{adapter.hca}/{adapter.port}"
 
+    @display(description="fabric", ordering="fabric__name")
+    def on(self, adapter: Adapter) -> SafeString | str:
+        return short(adapter.fabric.name) if adapter.fabric else "none named"
+
     @display(description="rate", ordering="rate_gbps")
-    def rate(self, adapter: Adapter) -> str:
-        return f"{adapter.rate_gbps:g} Gb/s" if adapter.rate_gbps else ""
+    def rate(self, adapter: Adapter) -> SafeString | str:
+        return short(f"{adapter.rate_gbps:g} Gb/s" if adapter.rate_gbps else "")
 
     @display(description="problems")
     def trouble(self, adapter: Adapter) -> str:
@@ -247,7 +267,7 @@ class AdapterAdmin(MachineOwnedAdmin):
 
 
 @admin.register(Fabric)
-class FabricAdmin(MachineOwnedAdmin):
+class FabricAdmin(LivePage, MachineOwnedAdmin):
     list_display = ["name", "ports", "machines"]
     search_fields = ["name"]
 
@@ -260,6 +280,18 @@ class FabricAdmin(MachineOwnedAdmin):
             "on": Count("adapters__node", filter=up, distinct=True),
         }
         return super().get_queryset(request).annotate(**counts)
+
+    def page(self, row: Any, now: datetime) -> Page:
+        ports = row.adapters.filter(present=True).select_related("node").order_by("node__name", "hca", "port")
+        lines = [
+            (link(port.node, port.node.name), f"{port.hca}/{port.port}", port.state, port.link_layer, texts(port))
+            for port in ports
+        ]
+        return Page(
+            sentence=f"{row.name}: {row.up} of {counted(row.known, 'port')} active, on {counted(row.on, 'node')}.",
+            following="A replica over several nodes stays on one fabric. Its name is given in each node's agent.yaml.",
+            sections=sections(("Ports", table(("node", "port", "state", "link", "problems"), lines))),
+        )
 
     @display(description="ports active")
     def ports(self, fabric: Any) -> str:

@@ -1,13 +1,15 @@
 """The fleet at a glance: what needs a person, what is in hand, wish against truth, and every card."""
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sized
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 from itertools import groupby
 
-from fleet.domain.states import NodeStatus, ReplicaState, ReplicaWish
+from fleet.domain.attention import Item, attention
+from fleet.domain.states import NodeStatus, ReplicaState
 from fleet.domain.types import FleetSnapshot, GpuView, NodeView, ReplicaView
-from fleet.domain.words import duration
 
 
 class CardUse(StrEnum):
@@ -21,17 +23,7 @@ class CardUse(StrEnum):
     SICK = "sick"
     CORDONED = "cordoned"
     SILENT = "silent"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
-    """One thing to know: what, why, and what happens next by itself."""
-
-    kind: str  # "node" or "replica": whose page tells more
-    pk: int
-    title: str
-    text: str = ""
-    following: str = ""
+    SPLIT = "split"  # into MIG slices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +43,7 @@ class ModelLine:
 class Card:
     use: CardUse
     title: str
+    replica: int | None = None  # that holds it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,70 +59,81 @@ class NodeTile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Nodes that reach each other over one fabric; an empty name for those on none."""
+
+    fabric: str
+    classes: tuple[str, ...]
+    nodes: tuple[NodeTile, ...]
+
+    @property
+    def free(self) -> int:
+        return sum(node.free for node in self.nodes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    value: str
+    of: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
     sentence: str
+    figures: tuple[Figure, ...]
     needs_you: tuple[Item, ...]
     in_hand: tuple[Item, ...]
     models: tuple[ModelLine, ...]
-    nodes: tuple[NodeTile, ...]
+    groups: tuple[Group, ...]
 
 
-_REPLICA_NEEDS = frozenset({ReplicaState.FAILED})
-_HAND = frozenset(ReplicaState) - {ReplicaState.READY, ReplicaState.STOPPED, ReplicaState.FAILED}
-_NODE_NEXT = {
-    NodeStatus.LOST: "nothing happens by itself: start its agent again, or delete the node",
-    NodeStatus.QUARANTINED: "nothing happens by itself: see the node's page, then release it",
-    NodeStatus.UNREACHABLE: "its engines stay routable; if it stays silent it counts as lost",
-    NodeStatus.JOINING: "it is ready once it answers on its stream",
-}
-
-
-def overview(snapshot: FleetSnapshot) -> Overview:
-    needs: list[Item] = []
-    hand: list[Item] = []
-    for node in snapshot.nodes:
-        _node(node, needs, hand)
-    _replicas(snapshot.replicas, needs, hand)
-    states = {replica.label: replica.state for replica in snapshot.replicas}
+def overview(
+    snapshot: FleetSnapshot,
+    *,
+    now: datetime,
+    loading: Mapping[int, str] | None = None,
+    lost_after: float | None = None,
+) -> Overview:
+    """`loading` and `lost_after`: as `attention` takes them."""
+    needs, hand = attention(snapshot, now, loading or {}, lost_after)
+    holders = {replica.label: replica for replica in snapshot.replicas}
     models = tuple(_models(snapshot))
     return Overview(
         sentence=_sentence(snapshot, models, needs, hand),
-        needs_you=tuple(needs),
-        in_hand=tuple(hand),
+        figures=_figures(snapshot),
+        needs_you=needs,
+        in_hand=hand,
         models=models,
-        nodes=tuple(_tile(node, states) for node in snapshot.nodes),
+        groups=_groups(snapshot, holders),
     )
 
 
-def _node(node: NodeView, needs: list[Item], hand: list[Item]) -> None:
-    if node.status is not NodeStatus.READY:
-        urgent = node.status in (NodeStatus.LOST, NodeStatus.QUARANTINED)
-        silent = f"silent for {duration(node.silent_seconds)}" if node.silent_seconds else ""
-        title = f"{node.name} is {node.status}"
-        item = Item(kind="node", pk=node.pk, title=title, text=silent, following=_NODE_NEXT[node.status])
-        (needs if urgent else hand).append(item)
-        return
-    for gpu in node.gpus:
-        if not gpu.usable and gpu.problem:  # without one it is split: its slices are placed in its stead
-            title = f"{node.name} GPU {gpu.index} can't be used"
-            needs.append(Item(kind="node", pk=node.pk, title=title, text=gpu.problem))
+def _figures(snapshot: FleetSnapshot) -> tuple[Figure, ...]:
+    cards = [gpu for node in snapshot.nodes for gpu in node.gpus if gpu.usable or gpu.problem]
+    free = sum(gpu.free for node in snapshot.nodes if node.standing for gpu in node.gpus)
+    ready = sum(replica.state is ReplicaState.READY for replica in snapshot.replicas)
+    nodes = sum(node.status is NodeStatus.READY for node in snapshot.nodes)
+    return (
+        Figure(value=f"{nodes} of {len(snapshot.nodes)}", of="nodes ready"),
+        Figure(value=f"{free} of {len(cards)}", of="GPUs free"),
+        Figure(value=str(sum(not gpu.usable for gpu in cards)), of="GPUs sick"),
+        Figure(value=f"{ready} of {sum(model.replicas for model in snapshot.models)}", of="copies ready"),
+    )
 
 
-def _replicas(replicas: Iterable[ReplicaView], needs: list[Item], hand: list[Item]) -> None:
-    """Copies of one model that say the same are one thing to know."""
-    wished = [r for r in replicas if r.wish is ReplicaWish.RUN and r.state in _REPLICA_NEEDS | _HAND]
-    same = lambda r: (r.label.rpartition("/")[0], r.state, r.reason, bool(r.explanation_text))  # noqa: E731
-    for (_, state, reason, explained), group in groupby(sorted(wished, key=same), key=same):
-        each = sorted(group, key=lambda r: r.number)
-        names = each[0].label + "".join(f", /{r.number}" for r in each[1:])
-        unplaced = state is ReplicaState.PENDING and explained
-        title = f"{names} " + ("cannot be placed" if unplaced else f"{'are' if len(each) > 1 else 'is'} {state}")
-        if state not in _REPLICA_NEEDS and not unplaced:
-            hand.append(Item(kind="replica", pk=each[0].pk, title=title, text=reason))
-            continue
-        tries = [r.next_try_at for r in each if r.next_try_at]
-        following = f"tried again at {min(tries):%H:%M:%S} UTC" if tries else "it starts by itself as soon as it fits"
-        needs.append(Item(kind="replica", pk=each[0].pk, title=title, text=reason, following=following))
+def _groups(snapshot: FleetSnapshot, holders: Mapping[str, ReplicaView]) -> tuple[Group, ...]:
+    """The nodes by the first fabric that they are on; those on none come last."""
+    found: dict[str, list[NodeView]] = defaultdict(list)
+    for node in snapshot.nodes:
+        found[next((port.fabric for port in node.ports if port.fabric), "")].append(node)
+    return tuple(
+        Group(
+            fabric=fabric,
+            classes=tuple(sorted({gpu.gpu_class for node in nodes for gpu in node.gpus if gpu.gpu_class})),
+            nodes=tuple(_tile(node, holders) for node in nodes),
+        )
+        for fabric, nodes in sorted(found.items(), key=lambda item: (not item[0], item[0]))
+    )
 
 
 def _models(snapshot: FleetSnapshot) -> Iterable[ModelLine]:
@@ -141,27 +145,27 @@ def _models(snapshot: FleetSnapshot) -> Iterable[ModelLine]:
         yield ModelLine(pk=model.pk, name=model.name, wanted=model.replicas, states=states, reason=reason)
 
 
-def _tile(node: NodeView, states: Mapping[str, ReplicaState]) -> NodeTile:
+def _tile(node: NodeView, holders: Mapping[str, ReplicaView]) -> NodeTile:
     cards = sorted(node.gpus, key=lambda gpu: (gpu.domain, gpu.index))
     note = "" if node.status is NodeStatus.READY else node.status.value
     return NodeTile(
         pk=node.pk,
         name=node.name,
-        note=note or ("" if node.schedulable else "cordoned"),
+        note=note or ("draining" if node.draining else "" if node.schedulable else "cordoned"),
         domains=tuple(
-            tuple(_card(node, gpu, states) for gpu in group) for _, group in groupby(cards, key=lambda gpu: gpu.domain)
+            tuple(_card(node, gpu, holders) for gpu in group) for _, group in groupby(cards, key=lambda gpu: gpu.domain)
         ),
     )
 
 
-def _card(node: NodeView, gpu: GpuView, states: Mapping[str, ReplicaState]) -> Card:
+def _card(node: NodeView, gpu: GpuView, holders: Mapping[str, ReplicaView]) -> Card:
     use, why = CardUse.FREE, ""
     if node.status in (NodeStatus.UNREACHABLE, NodeStatus.LOST):
         use, why = CardUse.SILENT, gpu.holder
     elif not gpu.usable:
-        use, why = CardUse.SICK, gpu.problem
+        use, why = (CardUse.SICK, gpu.problem) if gpu.problem else (CardUse.SPLIT, "its slices are placed in its stead")
     elif gpu.holder:
-        state = states.get(gpu.holder)
+        state = holders[gpu.holder].state if gpu.holder in holders else None
         use = CardUse.SERVING if state is ReplicaState.READY else CardUse.STARTING
         use, why = (CardUse.DRAINING if state is ReplicaState.DRAINING else use), gpu.holder
     elif gpu.foreign:
@@ -169,10 +173,11 @@ def _card(node: NodeView, gpu: GpuView, states: Mapping[str, ReplicaState]) -> C
     elif not gpu.schedulable or not node.schedulable:
         use, why = CardUse.CORDONED, node.cordon_reason
     title = f"{node.name} GPU {gpu.index}, {gpu.gpu_class}: {use}"
-    return Card(use=use, title=title + (f", {why}" if why else ""))
+    holder = holders[gpu.holder].pk if gpu.holder in holders else None
+    return Card(use=use, title=title + (f", {why}" if why else ""), replica=holder)
 
 
-def _sentence(snapshot: FleetSnapshot, models: tuple[ModelLine, ...], needs: list[Item], hand: list[Item]) -> str:
+def _sentence(snapshot: FleetSnapshot, models: tuple[ModelLine, ...], needs: Sized, hand: Sized) -> str:
     if not snapshot.nodes:
         return "No machine has joined yet."
     if needs or hand:

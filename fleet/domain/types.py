@@ -146,6 +146,7 @@ class ReplicaView:
     failure: str = ""  # of its newest attempt, in a sentence
     flow: FlowView | None = None  # the router's word of its newest attempt
     explanation_text: str = ""
+    helps: str = ""  # the smallest change after which it was found to fit
     reason: str = ""  # of its state, in a sentence
     avoid_node: int | None = None  # where it failed for a reason of that node
     shards: tuple[ShardView, ...] = ()  # every one that has not ended, and those of the newest attempt

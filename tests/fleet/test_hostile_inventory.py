@@ -43,7 +43,7 @@ def test_any_inventory_is_stored_and_shown(inventory: Any, admin_client: Client)
     assert isinstance(message, Report)
     of_whom = {"node_id": admission.node_id, "session_id": admission.session_id}
     reports.apply_whole_report(**of_whom, report=message, now=timezone.now())
-    overview(snapshots.load())
+    overview(snapshots.load(), now=timezone.now())
     page = admin_client.get(reverse("admin:fleet_node_change", args=[admission.node_id]))
     assert page.status_code == 200
     Node.objects.all().delete()

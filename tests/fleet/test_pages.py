@@ -268,3 +268,26 @@ def test_no_page_loads_anything_from_elsewhere(admin_client: Client) -> None:
         assert not [url for url in found if not url.startswith("/") or url.startswith("//")], page
     assert len(pages) > 30
     assert seen > 30 * 5
+
+
+def test_a_card_says_whose_it_is_and_can_be_drained(admin_client: Client) -> None:
+    serving()
+    card = Gpu.objects.get(index=0)
+    page = words(read(admin_client, card))
+    assert "gpu-01 GPU 0 is held by qwen/1 ." in page
+    assert "Who had it" in page
+    press(admin_client, card, "drain", confirmed="yes", deadline_seconds="60", reason="fan")
+    card.refresh_from_db()
+    assert card.drain_deadline_at is not None
+    assert "It is cordoned: fan." in words(read(admin_client, card))
+
+
+def test_the_home_page_has_the_buttons_for_those_who_may(admin_client: Client, client: Client) -> None:
+    admission = ready_node()
+    model()
+    tick()
+    replica = fails(admission, code="exited", detail="cannot run")
+    button = f"act-replica-{replica.pk}-retry"
+    assert button in admin_client.get(reverse("admin:index")).content.decode()
+    client.force_login(User.objects.create_user("ann", password="x", is_staff=True))
+    assert button not in client.get(reverse("admin:index")).content.decode()
