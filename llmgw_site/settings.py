@@ -150,6 +150,7 @@ UNFOLD = {
     "COLORS": {"primary": _ACCENT},
     "SITE_TITLE": "llmgw",
     "SITE_HEADER": "llmgw",
+    "SITE_URL": None,  # there is nothing beside these pages
     "SHOW_HISTORY": True,
     "DASHBOARD_CALLBACK": "fleet.admin.home.fill",
     "STYLES": [lambda request: static("fleet/fleet.css")],

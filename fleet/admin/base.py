@@ -55,10 +55,14 @@ class ServiceDeleteAdmin(ModelAdmin):
     def page_of(self, row: Any) -> str:
         return reverse(f"admin:{self.opts.app_label}_{self.opts.model_name}_change", args=[row.pk])
 
+    def name_of(self, row: Any) -> str:
+        """As a message or a question names it."""
+        return str(row)
+
     def each(self, request: HttpRequest, rows: Any, act: Any, done: str) -> None:
         """Do one service call per row and say what came of each."""
         for row in rows:
-            name = str(row)
+            name = self.name_of(row)
             try:
                 act(row)
             except FleetError as error:

@@ -7,7 +7,7 @@ from typing import Any
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from fleet.admin.display import link, table, when
+from fleet.admin.display import facts, link, table, when
 from fleet.admin.page import Act, Page, acts, sections
 from fleet.models import Adapter, Gpu, GpuClaim
 
@@ -38,7 +38,7 @@ def page(gpu: Gpu, now: datetime) -> Page:
         for each in gpu.processes
         if isinstance(each, dict)
     ]
-    facts: list[tuple[str, object]] = [
+    known: list[tuple[str, object]] = [
         ("node", link(gpu.node, gpu.node.name)),
         ("card", gpu.name),
         ("class", gpu.gpu_class),
@@ -61,7 +61,7 @@ def page(gpu: Gpu, now: datetime) -> Page:
             ("What is wrong", told_problems(problems_of("", gpu.problems))),
             ("Processes", table(("pid", "name", "user", "MiB", "whose"), processes)),
             ("Who had it", table(("replica", "attempt", "from", "until"), history)),
-            ("Facts", table(("what", "value"), [row for row in facts if row[1] not in ("", None)])),
+            ("Facts", facts(known)),
         ),
     )
 

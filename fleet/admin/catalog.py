@@ -1,5 +1,6 @@
 """Catalog models: edited as the catalog file's entry, checked by the same rules, saved by the same service."""
 
+import json
 from datetime import datetime
 from typing import Any
 
@@ -23,12 +24,21 @@ from fleet.admin.display import badge, link, table, when
 from fleet.admin.explanation import panel
 from fleet.admin.page import LivePage, Page, sections
 from fleet.admin.planning import plan
-from fleet.admin.rollouts import ROLL_BACK, rollout_acts, told_of_roll_back
+from fleet.admin.rollouts import ROLL_BACK, rollout_acts, told_of_roll_back, told_state
 from fleet.domain.states import ReplicaState, RolloutState
 from fleet.domain.words import counted
 from fleet.models import CatalogModel, ProfileRevision, Replica, Rollout, ServedName, Shard
 from fleet.services import catalog, rollouts
 from fleet.services.errors import FleetError
+
+
+class IndentedJson(forms.JSONField):
+    """One field a line; nothing where there is nothing."""
+
+    def prepare_value(self, value: Any) -> Any:
+        if value is None:
+            return ""
+        return value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False)
 
 
 class CatalogModelForm(forms.ModelForm):
@@ -42,6 +52,7 @@ class CatalogModelForm(forms.ModelForm):
     class Meta:
         model = CatalogModel
         fields = ["name", "aliases", "replicas", "profile", "endpoints", "routing"]
+        field_classes = {"profile": IndentedJson, "endpoints": IndentedJson, "routing": IndentedJson}
         widgets = {
             "aliases": UnfoldAdminTextareaWidget(attrs={"rows": 2}),
             "profile": UnfoldAdminTextareaWidget(attrs={"rows": 12}),
@@ -198,7 +209,7 @@ def _following(rollout: Rollout | None, now: datetime) -> SafeString | str:
         return ""
     page = link(rollout, f"The rollout to revision {rollout.target}")
     why = f": {rollout.reason}" if rollout.reason else ""
-    return format_html("{} is {}{}, {}.", page, rollout.state, why, when(rollout.state_at, now))
+    return format_html("{} {}{}.", page, told_state(rollout, now), why)
 
 
 def _copies(copies: list[Replica], now: datetime) -> SafeString | str:

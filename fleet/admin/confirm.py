@@ -59,6 +59,7 @@ def ask(
     if confirmed and asked.is_valid():
         return asked.cleaned_data
     found = list(rows)
+    name = getattr(admin, "name_of", str)
     context = {
         **admin.admin_site.each_context(request),
         "opts": admin.opts,
@@ -66,7 +67,7 @@ def ask(
         "explain": explain,
         "undo": undo,
         "severity": severity,
-        "rows": [Line(pk=row.pk, name=str(row), text=tell(row) if tell else "") for row in found],
+        "rows": [Line(pk=row.pk, name=name(row), text=tell(row) if tell else "") for row in found],
         "kind": admin.opts.verbose_name if len(found) == 1 else admin.opts.verbose_name_plural,
         "form": asked,
         "action": request.POST.get("action", ""),

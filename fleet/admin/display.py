@@ -73,6 +73,14 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> SafeString | st
     return format_html('<div class="fleet-scroll"><table class="fleet-table">{}{}</table></div>', line, lines)
 
 
+def facts(rows: Iterable[tuple[str, Any]]) -> SafeString | str:
+    """Names and values; those without a value are left out."""
+    told = [(name, value) for name, value in rows if value not in (None, "")]
+    if not told:
+        return "-"
+    return format_html('<dl class="fleet-pairs">{}</dl>', format_html_join("", "<dt>{}</dt><dd>{}</dd>", told))
+
+
 def _cell(head: str, value: Any) -> SafeString:
     empty = value in (None, "")
     return format_html(

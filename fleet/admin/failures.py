@@ -10,7 +10,7 @@ from django.utils.dateparse import parse_datetime
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from fleet.admin.display import folded, log, table, when
+from fleet.admin.display import facts, folded, log, table, when
 from fleet.domain.words import duration
 from fleet.models import Replica
 
@@ -42,11 +42,11 @@ def _one(key: str, failure: Mapping[str, Any], now: datetime) -> SafeString:
             for problem in _problems(failure, record)
         ),
     )
-    facts = ", ".join(_facts(failure, record))
+    around = ", ".join(_facts(failure, record))
     exception = record.get("exception") or ""
     parts: list[SafeString] = [format_html('<ul class="fleet-problems">{}</ul>', told)]
     parts.append(
-        format_html('<p class="fleet-quiet">Attempt {}, {}; {}</p>', failure["attempt"], _at(failure, now), facts)
+        format_html('<p class="fleet-quiet">Attempt {}, {}; {}</p>', failure["attempt"], _at(failure, now), around)
     )
     if exception:
         parts.append(format_html("<p>The line that matters:</p>{}", log([exception])))
@@ -60,7 +60,7 @@ def _one(key: str, failure: Mapping[str, Any], now: datetime) -> SafeString:
         parts.append(folded(f"{key}-command", "The command that ran", body))
     rest = [(name, _plain(value)) for name, value in record.items() if name not in _PLACED]
     if rest:
-        parts.append(folded(f"{key}-around", "What was around it", table(("what", "value"), rest)))
+        parts.append(folded(f"{key}-around", "What was around it", facts(rest)))
     return format_html_join("", "{}", ((part,) for part in parts))
 
 

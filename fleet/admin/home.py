@@ -23,7 +23,8 @@ def fill(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
     lost_after = None if held else fleet_conf().lost_after.total_seconds()
     context["fleet"] = overview(snapshots.load(), now=now, loading=_loading(), lost_after=lost_after)
     context["held"] = held
-    context["silent"] = Node.objects.filter(status=NodeStatus.UNREACHABLE).values_list("pk", flat=True).first()
+    silent = Node.objects.filter(status=NodeStatus.UNREACHABLE)
+    context["silent"] = silent.values_list("pk", flat=True).first() if held else None
     # For each kind of thing: where its buttons are pressed, for those who may.
     user: Any = request.user
     context["lists"] = {

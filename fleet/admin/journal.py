@@ -27,6 +27,7 @@ class EventAdmin(MachineOwnedAdmin):
     list_filter = ["severity", "kind"]
     search_fields = ["text", "actor"]
     date_hierarchy = "at"
+    list_before_template = "fleet/listed.html"
     show_full_result_count = False
 
     @display(description="when (UTC)", ordering="id")

@@ -11,7 +11,7 @@ from agent_client.protocol.states import ENDED_SHARD_STATES, ShardState
 from fleet import snapshots
 from fleet.admin.attempts import cards, inside
 from fleet.admin.card import health, memory, problems_of, texts, told_problems
-from fleet.admin.display import badge, lasting, link, short, story, table, when
+from fleet.admin.display import badge, facts, lasting, link, short, story, table, when
 from fleet.admin.page import Act, Page, acts, sections
 from fleet.conf import fleet_conf
 from fleet.domain.ledger import Holding, ledger
@@ -205,4 +205,4 @@ def _facts(node: Node, now: datetime) -> SafeString | str:
         ("CUDA", node.inventory.get("cuda")),
         ("hardware read by", node.inventory.get("source")),
     ]
-    return table(("what", "value"), [row for row in rows if row[1]])
+    return facts(rows)

@@ -7,6 +7,7 @@ from django.contrib import admin, messages
 from django.db.models import Count, Exists, OuterRef, Prefetch, Q, QuerySet
 from django.http import HttpRequest
 from django.utils import timezone
+from django.utils.html import strip_tags
 from django.utils.safestring import SafeString
 from unfold.decorators import display
 
@@ -182,6 +183,9 @@ class GpuAdmin(LivePage, MachineOwnedAdmin):
         live = GpuClaim.objects.filter(released_at__isnull=True).select_related("shard__replica__model")
         return super().get_queryset(request).prefetch_related(Prefetch("claims", queryset=live, to_attr="live_claims"))
 
+    def name_of(self, row: Gpu) -> str:
+        return f"{row.node.name} GPU {row.index}"
+
     def page(self, row: Gpu, now: datetime) -> Page:
         return card.page(row, now)
 
@@ -220,7 +224,7 @@ class GpuAdmin(LivePage, MachineOwnedAdmin):
             title="Drain",
             explain="Each is cordoned. What uses it goes when its replacement is ready, and at the deadline at last.",
             undo="«Uncordon the GPU» ends the drain, and the card may take work again.",
-            tell=lambda gpu: f"on {gpu.node.name}, held by {self.holder(gpu)}",
+            tell=lambda gpu: f"held by {strip_tags(self.holder(gpu))}",
             form=DrainForm,
             initial={"deadline_seconds": f"{operations.NODE_DRAIN_SECONDS:g}"},
         )

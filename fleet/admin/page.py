@@ -38,6 +38,7 @@ class LivePage(ServiceDeleteAdmin):
     """Mix it in before the admin class whose rows have such a page."""
 
     change_form_template = "fleet/page.html"
+    list_before_template = "fleet/listed.html"
     delete_in_head = True  # else where unfold has it
 
     def page(self, row: Any, now: datetime) -> Page:

@@ -17,7 +17,7 @@ from fleet.admin import commands
 from fleet.admin.attempts import attempts, cards, inside, of_replica
 from fleet.admin.base import MachineOwnedAdmin
 from fleet.admin.confirm import TimeForm, ask
-from fleet.admin.display import LABELS, lasting, story, table, when
+from fleet.admin.display import LABELS, facts, lasting, story, when
 from fleet.admin.explanation import panel
 from fleet.admin.failures import both
 from fleet.admin.page import Act, LivePage, Page, acts, sections
@@ -200,7 +200,7 @@ def _served(replica: Replica) -> SafeString | str:
         ("requests in the engine", inside([head]) if head else None),
         ("processes", ", ".join(map(str, head.pids)) if head else None),
     ]
-    return table(("what", "value"), [row for row in rows if row[1] is not None])
+    return facts(rows)
 
 
 def _tell(rows: QuerySet[Replica]) -> Callable[[Replica], str]:

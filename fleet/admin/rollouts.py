@@ -66,8 +66,7 @@ class RolloutAdmin(LivePage, MachineOwnedAdmin):
     def page(self, row: Rollout, now: datetime) -> Page:
         by = f" It was begun by {row.actor}." if row.actor else ""
         why = f" {row.reason[:1].upper()}{row.reason[1:]}." if row.reason else ""
-        state = format_html(_SENTENCES[RolloutState(row.state)], lasting(row.state_at, now))
-        name = row.model.name
+        name, state = row.model.name, told_state(row, now)
         begun = format_html("The rollout of {} from revision {} to {} {}.", name, row.origin, row.target, state)
         return Page(
             sentence=begun,
@@ -117,6 +116,11 @@ def rollout_acts(rollout: Rollout | None) -> tuple[Act, ...]:
         Act(action="pause", label="Pause") if state is RolloutState.ROLLING else None,
         Act(action="roll_back", label="Roll back …") if state in (*rollouts.OPEN, RolloutState.DONE) else None,
     )
+
+
+def told_state(rollout: Rollout, now: datetime) -> SafeString:
+    """ "has been paused for 5 min 10 s"."""
+    return format_html(_SENTENCES[RolloutState(rollout.state)], lasting(rollout.state_at, now))
 
 
 def told_of_roll_back(model: CatalogModel) -> str:

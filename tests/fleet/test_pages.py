@@ -291,3 +291,9 @@ def test_the_home_page_has_the_buttons_for_those_who_may(admin_client: Client, c
     assert button in admin_client.get(reverse("admin:index")).content.decode()
     client.force_login(User.objects.create_user("ann", password="x", is_staff=True))
     assert button not in client.get(reverse("admin:index")).content.decode()
+
+
+def test_a_list_says_of_when_it_is(admin_client: Client) -> None:
+    ready_node()
+    for name in ("node", "gpu", "replica", "rollout", "catalogmodel", "event"):
+        assert 'id="listed"' in admin_client.get(reverse(f"admin:fleet_{name}_changelist")).content.decode()

@@ -3,11 +3,12 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 import uuid
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import yaml
 from django.core.management import CommandError, call_command
 from django.test import Client
 from django.urls import reverse
+from django.utils import timezone
 
 from agent_client.profile import parse_catalog
 from fleet import doorbell
@@ -73,7 +75,10 @@ def test_a_key_made_in_the_admin_is_shown_once(admin_client: Client) -> None:
     assert ApiKey.objects.get().concurrency == 3
     changelist = reverse("admin:routing_apikey_changelist")
     assert text not in admin_client.get(changelist).content.decode()
-    admin_client.post(changelist, {"action": "revoke", "_selected_action": [ApiKey.objects.get().pk]})
+    revoke = {"action": "revoke", "_selected_action": [ApiKey.objects.get().pk]}
+    assert "0 requests in the last day" in admin_client.post(changelist, revoke).content.decode()
+    assert ApiKey.objects.get().revoked_at is None  # it is asked first
+    admin_client.post(changelist, {**revoke, "confirmed": "yes"})
     assert not works(text)
 
 
@@ -263,3 +268,24 @@ def test_without_a_database_a_key_comes_with_its_line_for_a_catalog_file(tmp_pat
     refused = run_without_database(tmp_path, "ci", "--concurrency=2")
     assert refused.returncode != 0
     assert "cannot make the key ci" in refused.stderr
+
+
+def test_usage_begins_with_the_last_day_by_model(admin_client: Client) -> None:
+    for status, completed in ((200, True), (200, False), (503, True)):
+        fields = {"status": status, "completed": completed, "prompt_tokens": 1_500_000, "seconds": 1.23456}
+        Usage.objects.create(uid=uuid.uuid4(), at=timezone.now(), model="qwen", **fields)
+    Usage.objects.create(uid=uuid.uuid4(), at=timezone.now() - timedelta(days=2), model="old")
+    page = admin_client.get(reverse("admin:routing_usage_changelist")).content.decode()
+    day = page[page.index('aria-label="The last day"') :].partition("</section>")[0]
+    assert re.findall(r"<td[^>]*>([^<]*)</td>", day) == ["qwen", "3", "2", "4.5 M", "0"]
+    assert "1.23 s" in page
+
+
+def test_the_list_of_keys_tells_state_limits_and_the_months_tokens(admin_client: Client) -> None:
+    row, _ = create_key(name="ci", requests_per_minute=600, tokens_per_month=5_000_000_000)
+    Usage.objects.create(
+        uid=uuid.uuid4(), at=timezone.now(), model="q", key=row, prompt_tokens=7, completion_tokens=9000
+    )
+    page = admin_client.get(reverse("admin:routing_apikey_changelist")).content.decode()
+    for words in ("in use", "600 requests/min, 5 G tokens/month", "9,007"):
+        assert words in page

@@ -21,5 +21,7 @@
     heard = Date.now();
     for (const id of open) document.getElementById(id)?.setAttribute("open", "");
   });
+  // A list stays as it was opened, so that nothing moves under a choice; it says when it is old.
+  setTimeout(() => document.getElementById("listed")?.classList.add("fleet-stale"), 60_000);
   setInterval(() => page()?.classList.toggle("fleet-stale", Date.now() - heard > OLD_AFTER_MS), 1_000);
 })();
