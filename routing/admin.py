@@ -3,6 +3,7 @@
 from datetime import timedelta
 from typing import Any
 
+from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin import EmptyFieldListFilter
 from django.db.models import Count, OuterRef, Q, QuerySet, Subquery, Sum
@@ -13,6 +14,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from unfold.admin import ModelAdmin
 from unfold.decorators import display
+from unfold.widgets import UnfoldAdminTextareaWidget
 
 from fleet.endpoints import ring_routes
 from routing.models import ApiKey, Ejection, Usage
@@ -38,9 +40,32 @@ def last_day() -> list[dict[str, Any]]:
     return [{**row, "into": brief(row["into"] or 0), "out": brief(row["out"] or 0)} for row in found]
 
 
+class NamesOrAll(forms.JSONField):
+    """Nothing is written where every model is allowed."""
+
+    def prepare_value(self, value: Any) -> Any:
+        return "" if value is None else super().prepare_value(value)
+
+
+class ApiKeyForm(forms.ModelForm):
+    class Meta:
+        model = ApiKey
+        fields = "__all__"
+        field_classes = {"allowed_models": NamesOrAll}
+        widgets = {"allowed_models": UnfoldAdminTextareaWidget(attrs={"rows": 2})}
+        help_texts = {
+            "allowed_models": 'names that it may ask for, such as ["bge-m3"]; empty: all',
+            "requests_per_minute": "each limit left empty is none; what goes beyond is answered with 429",
+            "expires_at": "UTC; from then on it is answered with 401",
+            "may_manage": "may also use the REST API, that is, change the fleet",
+        }
+
+
 @admin.register(ApiKey)
 class ApiKeyAdmin(ModelAdmin):
     """A key's text is shown once, when it is made."""
+
+    form = ApiKeyForm
 
     list_display = ["name", "prefix", "state", "limits", "models", "this_month", "may_manage"]
     list_filter = ["may_manage", ("revoked_at", EmptyFieldListFilter)]
