@@ -7,8 +7,10 @@
   const ours = (event) => event.detail.target && event.detail.target.id === "live";
 
   document.addEventListener("htmx:beforeRequest", (event) => {
+    if (!ours(event)) return;
     const chosen = document.getSelection();
-    if (ours(event) && chosen && !chosen.isCollapsed && page().contains(chosen.anchorNode)) event.preventDefault();
+    const reading = chosen && !chosen.isCollapsed && page().contains(chosen.anchorNode);
+    if (reading || document.hidden) event.preventDefault(); // a page that nobody sees costs nothing
   });
   document.addEventListener("htmx:beforeSwap", (event) => {
     if (!ours(event)) return;
