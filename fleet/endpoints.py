@@ -1,9 +1,12 @@
-"""The published window for routing: what can be asked for, and where. Whole state at each call, in three queries."""
+"""The window between fleet and routing: what can be asked for, and where, as whole state in three queries; and what
+routers see of it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
+
+from django.db.models.functions import Now
 
 from fleet.domain.states import NodeStatus, ReplicaState, ReplicaWish
 from fleet.doorbell import ROUTES_CHANNEL, ring_routes
@@ -25,26 +28,33 @@ class FlowWord:
     silent_seconds: float
 
 
-def hear_flows(words: Iterable[FlowWord], *, now: datetime) -> None:
-    """Keep the routers' word of managed replicas; what was published for an older attempt is left out.
+def hear_flows(words: Iterable[FlowWord]) -> None:
+    """Keep a router's word of managed replicas; what was published for an older attempt is left out. Two queries.
 
-    Of several routers the last token that any saw counts: one moving answer is proof of life.
+    Of several routers the last token that any saw counts: one moving answer is proof of life. What has nothing in
+    flight is not told of, and its row grows old.
     """
-    told: dict[tuple[str, int, int], FlowWord] = {}
-    for word in words:
-        if key := _managed(word.endpoint):
-            told[key] = word
-    rows = Replica.objects.filter(model__name__in={name for name, _, _ in told}).select_related("model", "flow")
-    for replica in rows:
-        found = told.get((replica.model.name, replica.number, replica.attempt))
-        if found is None:
+    told = {key: word for word in words if word.in_flight > 0 and (key := _managed(word.endpoint))}
+    if not told:
+        return
+    rows: Any = Replica.objects.filter(model__name__in={name for name, _, _ in told}).annotate(now=Now())
+    flows = []
+    for row in rows.values_list("pk", "model__name", "number", "attempt", "now", "flow__attempt", "flow__moved_at"):
+        pk, name, number, attempt, now, known, known_at = row
+        word = told.get((name, number, attempt))
+        if word is None:
             continue
-        moved_at = now - timedelta(seconds=min(max(found.silent_seconds, 0.0), 86_400.0))
-        known = getattr(replica, "flow", None)
-        if known is not None and known.attempt == replica.attempt:
-            moved_at = max(moved_at, known.moved_at)
-        values = {"attempt": replica.attempt, "in_flight": found.in_flight, "moved_at": moved_at, "seen_at": now}
-        Flow.objects.update_or_create(replica=replica, defaults=values)
+        moved_at = now - timedelta(seconds=min(max(word.silent_seconds, 0.0), 86_400.0))
+        if known == attempt:
+            moved_at = max(moved_at, known_at)
+        flows.append(Flow(replica_id=pk, attempt=attempt, in_flight=word.in_flight, moved_at=moved_at, seen_at=now))
+    Flow.objects.bulk_create(
+        flows,
+        batch_size=1000,
+        update_conflicts=True,
+        unique_fields=["replica"],
+        update_fields=["attempt", "in_flight", "moved_at", "seen_at"],
+    )
 
 
 def _managed(endpoint: str) -> tuple[str, int, int] | None:

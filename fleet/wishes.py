@@ -225,7 +225,7 @@ def _rollouts() -> dict[int, RolloutView]:
 _REPLICA_FIELDS = (
     *("pk", "model_id", "model__name", "number", "wish", "state", "attempt", "revision__number", "created_at"),
     *("next_try_at", "restart_requested", "goal", "drain_deadline_at", "replaces_id", "explanation", "reason"),
-    *("latest_failure", "flow__attempt", "flow__in_flight", "flow__moved_at"),
+    *("latest_failure", "flow__attempt", "flow__in_flight", "flow__moved_at", "flow__seen_at"),
 )
 
 
@@ -242,7 +242,9 @@ def _replicas(shards: dict[int, list[ShardView]], scope: Collection[int] | None)
         blamed = bool(failure) and failure.get("code") not in NOT_THE_REVISION
         flow = None
         if value["flow__attempt"] == attempt and value["flow__moved_at"] is not None:
-            flow = FlowView(in_flight=value["flow__in_flight"], moved_at=value["flow__moved_at"])
+            flow = FlowView(
+                in_flight=value["flow__in_flight"], moved_at=value["flow__moved_at"], seen_at=value["flow__seen_at"]
+            )
         out.append(
             ReplicaView(
                 pk=pk,

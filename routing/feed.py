@@ -1,5 +1,5 @@
-"""Writes the routes file that router children read, and takes in what they tell: usage, and who is left out. With no
-database the last file stays, and the usage waits on disk."""
+"""Writes the routes file that router children read, and takes in what they tell: usage, who is left out, and which
+engines give tokens. With no database the last file stays, and the usage waits on disk."""
 
 import contextlib
 import json
@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +22,7 @@ from django.db import close_old_connections, transaction
 from django.db.models import Sum
 
 from agent_client.profile import Catalog
-from fleet.endpoints import ROUTES_CHANNEL, published
+from fleet.endpoints import ROUTES_CHANNEL, FlowWord, hear_flows, published
 from routing.models import ApiKey, Ejection, Usage
 from routing.table import FORMAT_VERSION
 
@@ -30,6 +31,10 @@ log = logging.getLogger("routing")
 POLL_SECONDS = 1.0
 #: How often the month's tokens are summed up: each sum that changed is a new routes file.
 USED_SECONDS = 30.0
+#: How often the control plane hears which engines give tokens; a hung one is told from a busy one with it.
+FLOWS_SECONDS = 10.0
+#: What a child said longer ago is of one that has ended.
+STATE_FRESH_SECONDS = 5.0
 BATCH_ROWS = 1000
 LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrency", "tokens_per_month")
 
@@ -127,13 +132,19 @@ class Feed(threading.Thread):
         self._states_dir = states_dir
         self._used: dict[int, int] = {}
         self._used_at = -USED_SECONDS
+        self._flows_at = -FLOWS_SECONDS
         self._look = threading.Event()
         self._ears = threading.Thread(target=self._listen, name="feed-ears", daemon=True)
 
     def run(self) -> None:
         self._ears.start()
         while True:
-            for work in (self._publish, lambda: ingest(self._usage_dir), lambda: note_ejections(self._states_dir)):
+            for work in (
+                self._publish,
+                lambda: ingest(self._usage_dir),
+                lambda: note_ejections(self._states_dir),
+                self._tell_flows,
+            ):
                 try:
                     close_old_connections()
                     work()
@@ -157,6 +168,12 @@ class Feed(threading.Thread):
             self._used, self._used_at = used_tokens(datetime.now(UTC)), time.monotonic()
         if write(self._path, document(self._used)):
             self._on_change()
+
+    def _tell_flows(self) -> None:
+        now = time.monotonic()
+        if now - self._flows_at >= FLOWS_SECONDS:
+            self._flows_at = now
+            hear_flows(flows(self._states_dir, now))
 
     def _listen(self) -> None:
         while True:
@@ -237,6 +254,26 @@ def note_ejections(folder: Path) -> None:
         Ejection.objects.bulk_create(
             found.values(), update_conflicts=True, unique_fields=["router", "endpoint"], update_fields=told
         )
+
+
+def flows(folder: Path, now: float) -> list[FlowWord]:
+    """What this machine's children have under way, all of them together. `now`: the monotonic clock that they share."""
+    in_flight: dict[str, int] = defaultdict(int)
+    moved_at: dict[str, float] = {}
+    for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
+        try:
+            state = json.loads(path.read_bytes())
+            fresh = 0 <= now - state["at"] <= STATE_FRESH_SECONDS
+            rows = [(str(row["endpoint"]), int(row["in_flight"]), float(row["moved_at"])) for row in state["flows"]]
+        except (ValueError, KeyError, TypeError):
+            continue  # half written, or by another version
+        for endpoint, count, moved in rows if fresh else ():
+            in_flight[endpoint] += count
+            moved_at[endpoint] = max(moved, moved_at.get(endpoint, moved))
+    return [
+        FlowWord(endpoint=endpoint, in_flight=count, silent_seconds=max(0.0, now - moved_at[endpoint]))
+        for endpoint, count in in_flight.items()
+    ]
 
 
 def _ejection(router: str, row: dict[str, Any]) -> Ejection:

@@ -22,8 +22,7 @@ class Limits:
     look: float = 5.0  # between two looks at a ready engine's figures
     drain_look: float = 1.0
     quiet: float = 30.0  # without a sign of life, until a ready engine is asked for one token
-    hung: float = 90.0  # without a sign of life, and three questions unanswered
-    blind: float = 600.0  # the same for an engine that tells no figures: it may be busy with one long answer
+    hung: float = 90.0  # without a sign of life while its figures stand still, and three questions unanswered
     answers: bool = True  # False above rank 0: those serve nobody
     terminates: bool = True  # False: TERM means nothing to it, it ends when its first rank has ended
 
@@ -62,6 +61,7 @@ class Attempt:
     pause: float = PROBE_FIRST  # between two questions while it loads
     misses: int = 0
     figures: tuple[float, ...] | None = None  # whatever of the engine's counters moves when it works
+    blind: bool = True  # the last look showed no figures
     idle: int = 0
     spawning: bool = False  # a spawn was begun and has not come back
     killed: bool = False
@@ -80,6 +80,11 @@ class Attempt:
     @property
     def suspect(self) -> bool:
         return self.state is S.READY and self.misses >= SUSPECT
+
+    @property
+    def stalled_at(self) -> float | None:
+        """Since when there was no sign of life, of one that owes an answer."""
+        return self.sign_at if self.state is S.READY and self.misses else None
 
     @property
     def shown(self) -> ShardState:

@@ -217,18 +217,18 @@ def _ask_if_due(attempt: Attempt, now: float) -> Step:
 
 def _looked(attempt: Attempt, event: Looked, now: float) -> Step:
     if event.figures is None:
-        return attempt, ()
+        return replace(attempt, blind=True), ()
     moved = attempt.figures is not None and event.figures != attempt.figures
-    attempt = replace(attempt, figures=event.figures)
+    attempt = replace(attempt, figures=event.figures, blind=False)
     return _alive(attempt, now) if moved else (attempt, ())
 
 
 def _alive(attempt: Attempt, now: float) -> Step:
     """A busy engine is asked nothing, however slow it answers: its figures move."""
-    was_suspect = attempt.suspect
+    doubted = attempt.misses > 0
     due = now + attempt.limits.quiet if attempt.limits.answers else None
     attempt = replace(attempt, sign_at=now, misses=0, phase="", probe_at=due)
-    return attempt, (Report(epoch=attempt.epoch, attempt=attempt),) if was_suspect else ()
+    return attempt, (Report(epoch=attempt.epoch, attempt=attempt),) if doubted else ()
 
 
 def _answered(attempt: Attempt, event: Answered, now: float) -> Step:
@@ -236,19 +236,22 @@ def _answered(attempt: Attempt, event: Answered, now: float) -> Step:
 
 
 def _missed(attempt: Attempt, event: Missed, now: float) -> Step:
+    """Given up here is only what is seen to stand still. An engine that shows no figures may be busy with answers that
+    a router alone sees: of it the control plane decides, which is told since when it owes one.
+    """
     if not attempt.probing:
         return attempt, ()
     if attempt.probe_at is not None:  # a figure moved since it was asked
         return replace(attempt, probing=False), ()
     attempt = replace(attempt, probing=False, misses=attempt.misses + 1, probe_at=now + attempt.limits.look)
-    patience = attempt.limits.hung if attempt.figures is not None else attempt.limits.blind
-    if attempt.misses >= DEAD and now - attempt.sign_at >= patience:
+    stands = not attempt.blind and now - attempt.sign_at >= attempt.limits.hung
+    if stands and attempt.misses >= DEAD:
         explain = Explain(epoch=attempt.epoch, why=Why.HUNG, seconds=now - attempt.sign_at)
         return ending.end(attempt, now, explain=explain, grace=min(attempt.limits.grace, HUNG_GRACE))
     if attempt.misses == SUSPECT:
         attempt = replace(attempt, phase=NOT_ANSWERING)
-        return attempt, (Report(epoch=attempt.epoch, attempt=attempt),)
-    return attempt, ()
+    told = attempt.misses <= SUSPECT
+    return attempt, (Report(epoch=attempt.epoch, attempt=attempt),) if told else ()
 
 
 def _ask(attempt: Attempt, event: Tick, now: float) -> Step:

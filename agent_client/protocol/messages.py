@@ -38,7 +38,7 @@ class ShardReport:
     tail: tuple[str, ...] = ()  # last lines of the engine's output, on failure
     running: int | None = None  # requests in the engine
     waiting: int | None = None
-    stalled_seconds: float | None = None  # for so long requests have been in the engine without a token
+    stalled_seconds: float | None = None  # for so long a ready engine that owes an answer gave no sign of life
     record: Mapping[str, Any] | None = None  # of a failed attempt: command, environment, versions, cards, first lines
 
 

@@ -44,7 +44,7 @@ class Held:
         self.shared_memory.update(processes.shared_memory(found))
         return found
 
-    def report(self, attempt: Attempt) -> ShardReport:
+    def report(self, attempt: Attempt, now: float) -> ShardReport:
         entry = None if attempt.ended else self.entry
         return ShardReport(
             shard=self.shard,
@@ -62,6 +62,7 @@ class Held:
             tail=self.tail,
             running=None if attempt.ended else self.running,
             waiting=None if attempt.ended else self.waiting,
+            stalled_seconds=None if attempt.stalled_at is None else now - attempt.stalled_at,
             record=self.record,
         )
 

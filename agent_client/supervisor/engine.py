@@ -67,7 +67,8 @@ class Engine:
         return self._held.get(epoch)
 
     def reports(self) -> tuple[ShardReport, ...]:
-        return tuple(self._held[attempt.epoch].report(attempt) for attempt in self.attempts())
+        now = time.monotonic()
+        return tuple(self._held[attempt.epoch].report(attempt, now) for attempt in self.attempts())
 
     # -- the table ----------------------------------------------------------------------------------------------------
 
@@ -132,7 +133,7 @@ class Engine:
             "shard.state shard=%s epoch=%d state=%s code=%s phase=%s detail=%s",
             *(held.shard, held.epoch, attempt.shown, attempt.code, attempt.phase, attempt.detail),
         )
-        self._ground.on_report(held.report(attempt))
+        self._ground.on_report(held.report(attempt, time.monotonic()))
         self.changed.set()
 
     def _state(self, epoch: int) -> ShardState | None:
@@ -162,7 +163,7 @@ class Engine:
         def show(phase: str, share: float | None) -> None:
             attempt = self._machine.attempt
             if attempt is not None and self._state(held.epoch) is ShardState.VALIDATING:
-                self._ground.on_report(replace(held.report(attempt), phase=phase, progress=share))
+                self._ground.on_report(replace(held.report(attempt, time.monotonic()), phase=phase, progress=share))
 
         fetching = asyncio.ensure_future(self._ground.tools.fetch(held.profile, show))
         try:
@@ -194,7 +195,7 @@ class Engine:
             attempt = self._machine.attempt
             if text != told and attempt is not None:
                 told = text
-                self._ground.on_report(replace(held.report(attempt), detail=text))
+                self._ground.on_report(replace(held.report(attempt, time.monotonic()), detail=text))
             await asyncio.sleep(STRAY_SECONDS)
 
     async def _spawn(self, held: Held) -> None:

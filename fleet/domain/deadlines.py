@@ -1,4 +1,4 @@
-"""What takes too long: a phase without progress, and an engine with work inside that gives no token.
+"""What takes too long: a phase without progress, and a ready engine that gives neither answer nor token.
 
 Only fresh facts are judged: of a silent node nothing is known, and what an agent enforces itself has some slack here.
 All times are of the database's clock, and count from when something began to listen to it without a gap: progress that
@@ -21,6 +21,12 @@ PHASES: Mapping[ShardState, timedelta] = {
 }
 #: On top of the profile's start_timeout_seconds, which the agent keeps.
 LOADING_SLACK = timedelta(seconds=60)
+#: Of a ready engine, also of one that is shown as loading because it does not answer any more.
+OWING = (ShardState.READY, ShardState.LOADING, ShardState.DRAINING)
+#: A router speaks every 10 s of what it has in flight.
+FLOW_FRESH = timedelta(seconds=30)
+#: Without any word of a router and without figures: it may be busy with one long answer to somebody else.
+BLIND = timedelta(minutes=10)
 
 
 def overdue(
@@ -43,7 +49,7 @@ def _phase(
     limit = PHASES.get(shard.state)
     if shard.state is ShardState.LOADING and profile is not None:
         limit = timedelta(seconds=profile.start_timeout_seconds) + LOADING_SLACK
-    if limit is None or shard.moved_at is None:
+    if limit is None or shard.moved_at is None or shard.stalled_at is not None:
         return None
     for_ = min(clock - shard.moved_at, heard_for)
     if for_ < limit:
@@ -55,20 +61,21 @@ def _phase(
 def _hung(
     replica: ReplicaView, shard: ShardView, clock: datetime, heard_for: timedelta, hung_after: timedelta
 ) -> GiveUpShard | None:
-    """Requests are inside and no token comes. A token that a router has seen since is proof of life.
+    """The agent's word that it owes an answer and gives no sign of life, beside a router's that no token comes.
 
-    An engine that does not even tell how many requests it has is judged only with a router's word beside it.
+    A token that a router has seen since is proof of life, whatever health pages say. Without a router's word the agent
+    alone decides where it sees the engine's figures; where it does not, long silence must do.
     """
-    if shard.state not in (ShardState.READY, ShardState.DRAINING) or shard.rank != 0 or shard.stalled_at is None:
+    if shard.state not in OWING or shard.rank != 0 or shard.stalled_at is None:
         return None
     for_ = min(clock - shard.stalled_at, heard_for)
-    if for_ < hung_after:
-        return None
     flow = replica.flow
-    if flow is not None and clock - flow.moved_at < hung_after:
+    if for_ < hung_after or (flow is not None and clock - flow.moved_at < hung_after):
         return None
-    if shard.running is None and (flow is None or not flow.in_flight):
+    reason = f"{replica.label} hangs: no sign of life for {for_.total_seconds():.0f} s"
+    if flow is not None and flow.in_flight and clock - flow.seen_at < FLOW_FRESH:
+        silent = (clock - flow.moved_at).total_seconds()
+        reason += f", and no token for {silent:.0f} s with {flow.in_flight} requests in flight"
+    elif for_ < BLIND:
         return None
-    inside = shard.running if shard.running is not None else flow.in_flight if flow else 0
-    reason = f"{replica.label} hangs: {inside} requests are in the engine and no token has come for"
-    return GiveUpShard(shard=shard.pk, code=FailureCode.HUNG.value, reason=f"{reason} {for_.total_seconds():.0f} s")
+    return GiveUpShard(shard=shard.pk, code=FailureCode.HUNG.value, reason=reason)

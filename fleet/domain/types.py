@@ -95,7 +95,7 @@ class ShardView:
     drain_deadline_at: datetime | None = None
     evacuate_at: datetime | None = None  # deadline of a drain of its node or of one of its cards
     moved_at: datetime | None = None  # its state, phase or progress last changed
-    stalled_at: datetime | None = None  # requests inside, and no token since
+    stalled_at: datetime | None = None  # it owes an answer, and has given no sign of life since
     running: int | None = None  # requests in the engine, by its own word
     rendezvous_port: int | None = None
     pids: tuple[int, ...] = ()
@@ -103,10 +103,11 @@ class ShardView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowView:
-    """What routers see of a replica: requests in flight, and when a token last came."""
+    """What routers see of a replica: requests in flight, when a token last came, and when they last said so."""
 
     in_flight: int
     moved_at: datetime
+    seen_at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

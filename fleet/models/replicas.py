@@ -93,7 +93,7 @@ class Shard(models.Model):
     rendezvous_address = models.CharField(max_length=253, blank=True)  # where the ranks of this attempt meet
     rendezvous_port = models.PositiveIntegerField(null=True, blank=True)
     moved_at = models.DateTimeField(null=True, blank=True)  # its phase or progress last changed
-    stalled_at = models.DateTimeField(null=True, blank=True)  # requests inside, and no token since
+    stalled_at = models.DateTimeField(null=True, blank=True)  # it owes an answer, and no sign of life since
     running = models.PositiveIntegerField(null=True, blank=True)  # requests in the engine
     waiting = models.PositiveIntegerField(null=True, blank=True)
     verdict_code = models.CharField(max_length=60, blank=True)  # why the control plane itself gave it up
@@ -131,12 +131,12 @@ class Shard(models.Model):
 
 
 class Flow(models.Model):
-    """What routers see of a replica's newest attempt: with it a hung engine is told from a busy one."""
+    """What routers last saw in flight at a replica: with it a hung engine is told from a busy one."""
 
     replica = models.OneToOneField(Replica, on_delete=models.CASCADE, related_name="flow")
     attempt = models.PositiveIntegerField()
     in_flight = models.PositiveIntegerField(default=0)
-    moved_at = models.DateTimeField()  # a token last came, or nothing was in flight
+    moved_at = models.DateTimeField()  # a token last came, or the first of those in flight was begun
     seen_at = models.DateTimeField()
 
     def __str__(self) -> str:

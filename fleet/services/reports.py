@@ -135,7 +135,7 @@ def _apply(shard: Shard, report: ShardReport) -> bool:
     }
     if (shard.phase, shard.progress) != (fields["phase"], fields["progress"]):
         fields["moved_at"] = Now()
-    if (shard.stalled_at is None) != (report.stalled_seconds is None):
+    if shard.stalled_at is not None or report.stalled_seconds is not None:
         fields["stalled_at"] = _stalled_at(report)
     if shard.state == state:
         if changed := {name: value for name, value in fields.items() if getattr(shard, name) != value}:

@@ -92,6 +92,8 @@ class Chooser:
         load = self.loads[endpoint.id]
         self._turn += 1
         load.turn = self._turn
+        if not load.outstanding:
+            load.moved_at = time.monotonic()
         load.outstanding += 1
         self._publish(endpoint.id, load)
 

@@ -9,6 +9,7 @@ from routing.dataplane.metrics import Timings
 from routing.dataplane.upload import Upload
 from routing.dataplane.upstream import Upstream
 from routing.domain import anthropic, openai
+from routing.domain.select import Load
 from routing.domain.sse import SseReader
 from routing.domain.usage import WholeReader
 from routing.table import Endpoint, Route
@@ -70,6 +71,7 @@ class Proxied:
         self._sent = self._lost = False  # a request is with an engine; the engine ended in the middle of its answer
         self._engine_status = 0
         self._timings: Timings  # of the endpoint that was chosen
+        self._load: Load  # the same one's
         self._streams = self._pieces = False  # the answer is a stream; a piece of it has come
         self._heard_at: float | None = None  # when the answer's last bytes came
         self._over = False
@@ -97,6 +99,7 @@ class Proxied:
         self._tried = (*tried, endpoint.id)
         self._endpoint, self._sent = endpoint, False
         self._timings = self._router.metrics.timings[route.name, endpoint.id]
+        self._load = chooser.loads[endpoint.id]
         chooser.begin(endpoint)
         self._working = True
         self._open(endpoint)
@@ -208,6 +211,7 @@ class Proxied:
         if self._heard_at is not None and self._pieces:
             self._timings.gap.note(now - self._heard_at)
         self._pieces, self._heard_at = self._streams, now
+        self._load.moved_at = now
         if self._reader is not None:
             data = self._reader.feed(data)
         if data:

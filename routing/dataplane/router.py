@@ -332,6 +332,14 @@ class Router:
             if (health := self.loads[each.id].health).reason
         ]
 
+    def flows(self) -> list[dict[str, Any]]:
+        """What is under way where, and when bytes of an answer last came, by the machine's monotonic clock."""
+        return [
+            {"endpoint": name, "in_flight": load.outstanding, "moved_at": load.moved_at}
+            for name, load in self.loads.items()
+            if load.outstanding
+        ]
+
 
 def _state(route: Route) -> str:
     return "ready" if _routable(route) else route.state

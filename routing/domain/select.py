@@ -28,6 +28,7 @@ class Load:
     outstanding: int = 0  # of this process
     elsewhere: int = 0  # of the others, as last counted
     turn: int = 0  # when it was last chosen: ties go round
+    moved_at: float = 0.0  # when bytes of an answer last came, or the first of those outstanding was begun
     health: Health = field(default_factory=Health)
     out_elsewhere: bool = False  # another process leaves it out, and asks it whether it is back
 

@@ -38,7 +38,12 @@ class Shared:
         return total
 
     def text(self, router: Router) -> bytes:
-        state = {"metrics": router.snapshot().snapshot(), "ejections": router.ejections()}
+        state = {
+            "metrics": router.snapshot().snapshot(),
+            "ejections": router.ejections(),
+            "flows": router.flows(),
+            "at": time.monotonic(),
+        }
         return json.dumps(state).encode()
 
     def write(self, text: bytes) -> None:

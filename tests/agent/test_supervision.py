@@ -21,12 +21,12 @@ from agent_client.machine import Limits
 from agent_client.profile import EngineKind
 from agent_client.protocol.messages import Desired, ShardReport
 from agent_client.protocol.states import FailureCode, ShardState
-from agent_client.supervisor import processes
+from agent_client.supervisor import Figures, processes
 from tests.agent.test_agent import Node, order
 from tests.e2e.harness import ROOT
 from tests.support.ports import free_port
 
-SHORT = Limits(stuck=0.3, look=0.1, drain_look=0.1, quiet=0.3, hung=1.0, blind=2.0)
+SHORT = Limits(stuck=0.3, look=0.1, drain_look=0.1, quiet=0.3, hung=1.0)
 
 
 @pytest.fixture
@@ -148,13 +148,25 @@ async def test_an_engine_that_is_healthy_and_makes_no_token_is_unrouted_and_ende
         limits.append(readiness.answer_seconds)
         return False
 
-    node.supervisor._engines["uid/0"]._ground = dataclasses.replace(
-        node.supervisor._ground, tools=dataclasses.replace(node.supervisor._ground.tools, probe=no_answer)
-    )
+    async def standing(*_: Any) -> Figures:
+        return Figures(running=1, waiting=0, moving=(7.0,))
+
+    def blame(**tools: Any) -> None:
+        ground = node.supervisor._ground
+        replaced = dataclasses.replace(ground, tools=dataclasses.replace(ground.tools, probe=no_answer, **tools))
+        node.supervisor._engines["uid/0"]._ground = replaced
+
+    blame()  # neither page answers, so what it does is not seen here
+    doubted = await node.until(ShardState.LOADING)
+    assert doubted.stalled_seconds
+    await asyncio.sleep(2 * SHORT.hung)
+    assert node.reports[-1].state is ShardState.LOADING
+    node.reports.clear()
+    blame(load=standing)
     failed = await node.until(ShardState.FAILED)
     assert failed.code == FailureCode.HUNG
     assert set(limits) == {10.0}  # half a minute of quiet and two of these: unrouted within a minute
-    assert [report.state for report in node.reports[:2]] == [ShardState.LOADING, ShardState.STOPPING]
+    assert node.reports[0].state is ShardState.STOPPING
     assert failed.record
     assert failed.record["argv"]
 

@@ -3,6 +3,8 @@
 from dataclasses import replace
 from datetime import timedelta
 
+import pytest
+
 from agent_client.protocol.states import ShardState
 from fleet.domain.actions import (
     AskNode,
@@ -378,29 +380,40 @@ def stalled(**fields: object) -> tuple[World, int]:
     return made, shard
 
 
-def test_an_engine_with_work_and_no_token_hangs() -> None:
-    made, _ = stalled(running=3)
+def router_says(made: World, *, token: float, spoken: float = 0.0) -> None:
+    """Seconds ago: a token came, and the router spoke."""
+    moved, seen = (made.now - timedelta(seconds=each) for each in (token, spoken))
+    made.replicas[1] = replace(made.replicas[1], flow=FlowView(in_flight=3, moved_at=moved, seen_at=seen))
+
+
+@pytest.mark.parametrize("state", [ShardState.READY, ShardState.LOADING])  # the second: its agent has unrouted it
+def test_what_owes_an_answer_and_gives_no_token_at_the_router_hangs(state: ShardState) -> None:
+    made, shard = stalled(state=state)
     made.now += timedelta(seconds=44)
+    router_says(made, token=50)
     assert made.tick() == ()
     made.now += timedelta(seconds=1)
     (given_up,) = made.tick()
     assert isinstance(given_up, GiveUpShard)
-    assert given_up.code == "hung"
+    assert (given_up.code, given_up.shard) == ("hung", shard)
+    assert "no token for 51 s with 3 requests in flight" in given_up.reason
     assert made.state(1) is ReplicaState.DEGRADED  # it is not routable any more
 
 
-def test_a_token_that_a_router_saw_is_proof_of_life() -> None:
+def test_a_token_that_a_router_saw_is_proof_of_life_however_long_health_pages_fail() -> None:
+    made, _ = stalled(state=ShardState.LOADING)
+    for _ in range(60):
+        made.now += timedelta(minutes=2)
+        router_says(made, token=2)
+        assert made.tick() == ()
+
+
+@pytest.mark.parametrize("spoken", [None, 31])
+def test_without_a_routers_word_long_silence_alone_must_do(spoken: float | None) -> None:
     made, _ = stalled(running=3)
-    made.now += timedelta(minutes=5)
-    flow = FlowView(in_flight=3, moved_at=made.now - timedelta(seconds=2))
-    made.replicas[1] = replace(made.replicas[1], flow=flow)
+    made.now += timedelta(seconds=599)
+    if spoken:
+        router_says(made, token=200, spoken=spoken)  # what it had in flight has ended
     assert made.tick() == ()
-
-
-def test_an_engine_that_tells_nothing_is_judged_with_a_routers_word_alone() -> None:
-    made, _ = stalled(running=None)
-    made.now += timedelta(minutes=5)
-    assert made.tick() == ()
-    flow = FlowView(in_flight=2, moved_at=made.now - timedelta(minutes=4))
-    made.replicas[1] = replace(made.replicas[1], flow=flow)
+    made.now += timedelta(seconds=1)
     assert kinds(made.tick()) == ["GiveUpShard"]

@@ -353,6 +353,8 @@ def test_a_hung_engine_is_unrouted_restarted_and_its_evidence_kept() -> None:
     admission = serving()
     shard = Shard.objects.get()
     tell(admission, shard, ShardState.READY, endpoint=shard.endpoint, running=2, waiting=1, stalled_seconds=50.0)
+    assert tick() == 0
+    hear_flows([FlowWord(endpoint="qwen/1#1", in_flight=2, silent_seconds=50.0)])
     tick()
     replica = Replica.objects.get()
     assert replica.state == ReplicaState.DEGRADED
@@ -382,16 +384,28 @@ def test_a_token_that_a_router_saw_vetoes_a_restart_and_an_older_attempts_word_i
     admission = serving()
     shard = Shard.objects.get()
     tell(admission, shard, ShardState.READY, endpoint=shard.endpoint, running=2, stalled_seconds=300.0)
-    now = timezone.now()
-    hear_flows([FlowWord(endpoint="qwen/1#9", in_flight=2, silent_seconds=0.0)], now=now)
+    hear_flows([FlowWord(endpoint="qwen/1#9", in_flight=2, silent_seconds=0.0)])
+    hear_flows([FlowWord(endpoint="qwen/1#1", in_flight=0, silent_seconds=0.0)])  # a router that it gives nothing
     assert not Flow.objects.exists()
-    hear_flows([FlowWord(endpoint="qwen/1#1", in_flight=2, silent_seconds=3.0)], now=now)
-    hear_flows([FlowWord(endpoint="qwen/1#1", in_flight=1, silent_seconds=90.0)], now=now)  # another router
+    hear_flows([FlowWord(endpoint="qwen/1#1", in_flight=2, silent_seconds=3.0)])
+    hear_flows([FlowWord(endpoint="qwen/1#1", in_flight=1, silent_seconds=90.0)])  # another router
     assert tick() == 0
     assert Replica.objects.get().state == ReplicaState.READY
-    Flow.objects.update(moved_at=now - timedelta(seconds=50))
+    Flow.objects.update(moved_at=timezone.now() - timedelta(seconds=50))
     assert tick() == 1
     assert Replica.objects.get().state == ReplicaState.DEGRADED
+
+
+def test_a_routers_word_of_many_endpoints_takes_two_queries(django_assert_num_queries: Any) -> None:
+    serving(cards=2)
+    model(replicas=2)
+    tick()
+    words = [FlowWord(endpoint=f"qwen/{n}#1", in_flight=n, silent_seconds=1.0) for n in range(1, 300)]
+    words += [FlowWord(endpoint="out@http://10.0.0.5:8000", in_flight=1, silent_seconds=1.0)]
+    for _ in range(2):
+        with django_assert_num_queries(2):
+            hear_flows(words)
+    assert set(Flow.objects.values_list("replica__number", "in_flight")) == {(1, 1), (2, 2)}
 
 
 def test_of_a_crash_loop_the_newest_attempts_are_kept() -> None:

@@ -3,8 +3,6 @@
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from agent_client.machine import Attempt, Failure, Limits, Shard, effects, events, step, wake_at
 from agent_client.protocol.states import ShardState
 
@@ -51,22 +49,50 @@ def test_progress_moves_the_deadline_and_standing_still_does_not() -> None:
     assert (life.attempt.state, life.attempt.code) == (S.FAILED, "start_timeout")
 
 
-@pytest.mark.parametrize(("figures", "given_up_at"), [((1.0,), 90), (None, 600)])
-def test_a_silent_engine_is_unrouted_within_a_minute_and_given_up_later(figures: Any, given_up_at: int) -> None:
-    life = Life().until_ready()
-    life.on(events.Looked(**E, requests=3, figures=figures))
+def silent(life: Life, seconds: float) -> tuple[float | None, float | None]:
+    """When it was unrouted and given up, of one that answers nothing any more."""
     unrouted = hung = None
-    while hung is None and life.now < 1000:
+    while hung is None and life.now < seconds:
         life.now = wake_at(life.shard) or life.now
         if "Probe" in life.on(events.Tick(**E)):
             found = life.on(events.Missed(**E), at=life.now + 10)  # its time is up
             unrouted = unrouted or (life.now if life.attempt.shown is S.LOADING else None)
             hung = life.now if "Explain" in found else None
+    return unrouted, hung
+
+
+def test_a_silent_engine_is_unrouted_within_a_minute_and_given_up_later() -> None:
+    life = Life().until_ready()
+    life.on(events.Looked(**E, requests=3, figures=(1.0,)))
+    unrouted, hung = silent(life, 1000)
     assert unrouted is not None
     assert hung is not None
     assert unrouted <= 60
-    assert given_up_at <= hung <= given_up_at + 30
+    assert 90 <= hung <= 120
     assert (wake_at(life.shard) or 0) - hung <= 5  # then KILL: it has no requests that it could end
+
+
+def test_one_whose_figures_are_not_seen_is_unrouted_and_told_of_and_never_given_up_here() -> None:
+    life = Life().until_ready()
+    life.on(events.Looked(**E, requests=3, figures=(1.0,)))
+    life.on(events.Looked(**E))  # its pages do not answer any more: what it does nobody here can see
+    unrouted, hung = silent(life, 3000)
+    assert unrouted is not None
+    assert unrouted <= 60
+    assert (hung, life.attempt.state, life.attempt.stalled_at) == (None, S.READY, 0.0)
+    life.on(events.Answered(**E))
+    assert (life.attempt.shown, life.attempt.stalled_at) == (S.READY, None)
+
+
+def test_the_first_unanswered_question_and_the_end_of_the_silence_are_told() -> None:
+    life = Life().until_ready()
+    told = len(life.told)
+    life.on(events.Tick(**E), at=wake_at(life.shard))
+    life.on(events.Missed(**E), at=40.0)
+    life.on(events.Tick(**E), at=wake_at(life.shard))
+    life.on(events.Answered(**E), at=50.0)
+    reports = [effect.attempt for effect in life.told[told:] if isinstance(effect, effects.Report)]
+    assert [(each.shown, each.stalled_at) for each in reports] == [(S.READY, 0.0), (S.READY, None)]
 
 
 def test_a_moving_figure_takes_back_every_doubt() -> None:
