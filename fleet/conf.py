@@ -16,6 +16,7 @@ class FleetConf:
     brake_share: float  # of the fleet, silent within one window
     brake_nodes: int
     loss_spacing: timedelta
+    flap_damping: timedelta  # after a node's second return; none: nodes are not damped
     report_every: timedelta
     hung_after: timedelta
     rendezvous_ports: range  # on the head's node, where the ranks of a multi-node replica meet
@@ -32,6 +33,7 @@ def fleet_conf() -> FleetConf:
         brake_share=given["brake_share"],
         brake_nodes=given["brake_nodes"],
         loss_spacing=timedelta(seconds=given["loss_spacing_seconds"]),
+        flap_damping=timedelta(seconds=given["flap_damping_seconds"]),
         report_every=timedelta(seconds=given["report_seconds"]),
         hung_after=timedelta(seconds=given["hung_after_seconds"]),
         rendezvous_ports=given["rendezvous_ports"],

@@ -24,7 +24,7 @@ SETTLED_AFTER = timedelta(seconds=60)
 
 _NODE_FIELDS = (
     *("pk", "name", "status", "status_at", "schedulable", "cordon_reason", "drain_deadline_at", "last_seen_at"),
-    *("labels", "engines", "mgmt_addr", "now"),
+    *("damped_until", "labels", "engines", "mgmt_addr", "now"),
 )
 _GPU_FIELDS = (
     *("pk", "node_id", "uuid", "index", "gpu_class", "memory_total_mib", "memory_used_mib", "compute_capability"),
@@ -85,6 +85,7 @@ def load_room(
 def _with_free_cards(wishes: FleetSnapshot) -> tuple[NodeView, ...]:
     """What can be placed upon; why the rest can't is not read."""
     standing = Node.objects.filter(status=NodeStatus.READY, schedulable=True, drain_deadline_at__isnull=True)
+    standing = standing.exclude(damped_until__gt=Now())
     unclaimed = ~Exists(GpuClaim.objects.filter(gpu=OuterRef("pk"), released_at__isnull=True))
     good = Gpu.objects.filter(unclaimed, node__in=standing, present=True, placeable=True, schedulable=True)
     classes = _classes(wishes)
@@ -121,6 +122,7 @@ def _nodes(
             cordon_reason=node.cordon_reason,
             draining=node.drain_deadline_at is not None,
             unstable=node.status == NodeStatus.READY and (node.now - node.status_at) < SETTLED_AFTER,
+            damped_seconds=max(0.0, (node.damped_until - node.now).total_seconds()) if node.damped_until else 0.0,
             silent_seconds=_silent(node),
             labels=node.labels,
             engines=tuple(node.engines),

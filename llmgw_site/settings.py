@@ -107,6 +107,7 @@ FLEET: dict[str, Any] = {
     "brake_share": env.number("FLEET_BRAKE_SHARE", 0.4),
     "brake_nodes": int(env.number("FLEET_BRAKE_NODES", 3, least=1)),
     "loss_spacing_seconds": env.number("FLEET_LOSS_SPACING_SECONDS", 10),
+    "flap_damping_seconds": env.number("FLEET_FLAP_DAMPING_SECONDS", 60),
     "report_seconds": env.number("FLEET_REPORT_SECONDS", 180, least=1),
     "hung_after_seconds": env.number("FLEET_HUNG_AFTER_SECONDS", 45, least=1),
     "rendezvous_ports": env.ports("FLEET_RENDEZVOUS_PORTS", "21000-21999"),

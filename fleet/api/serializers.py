@@ -57,6 +57,7 @@ class NodeSerializer(serializers.ModelSerializer[Node]):
             "cordon_reason",
             "drain_deadline_at",
             "drain_left",
+            "damped_until",
             "hostname",
             "mgmt_addr",
             "agent_version",

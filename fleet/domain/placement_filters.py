@@ -81,6 +81,8 @@ def standing(node: NodeView) -> NodeRefusal | None:
         return _no(node, Reason.CORDONED, f"is cordoned{_why(node.cordon_reason)}")
     if node.draining:
         return _no(node, Reason.DRAINING, "is being drained")
+    if node.damped_seconds:
+        return _no(node, Reason.FLAPPING, f"comes and goes: nothing new for {node.damped_seconds:.0f} s more")
     return None
 
 

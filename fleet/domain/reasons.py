@@ -13,6 +13,7 @@ class Reason(StrEnum):
     QUARANTINED = "quarantined"
     CORDONED = "cordoned"
     DRAINING = "draining"
+    FLAPPING = "flapping"
     LABELS = "labels"
     ENGINE = "engine"
     NO_GPUS = "no_gpus"
@@ -39,6 +40,7 @@ FOLDED = {
     Reason.QUARANTINED: "quarantined",
     Reason.CORDONED: "cordoned",
     Reason.DRAINING: "draining",
+    Reason.FLAPPING: "that come and go",
     Reason.LABELS: "without the labels",
     Reason.ENGINE: "without the engine",
     Reason.NO_GPUS: "without GPUs",
@@ -63,6 +65,7 @@ HINTS = {
     Reason.LOST: "start the agent on the node again, or add another node",
     Reason.QUARANTINED: "see the node's page: two machines use one identity",
     Reason.CORDONED: "uncordon the node",
+    Reason.FLAPPING: "look at the node's agent, network and power; uncordon it to use it at once",
     Reason.DRAINING: "wait for the drain to end and uncordon the node, or cancel it",
     Reason.LABELS: "label a node in its agent.yaml, or change node_selector",
     Reason.ENGINE: "install the engine on a node, or allow it in the node's policy",

@@ -63,6 +63,7 @@ class NodeView:
     cordon_reason: str = ""
     draining: bool = False
     unstable: bool = False  # back for so short a time that others are preferred
+    damped_seconds: float = 0.0  # it came and went too often: nothing new for so long
     silent_seconds: float | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     engines: tuple[str, ...] = ()
@@ -79,7 +80,7 @@ class NodeView:
     @property
     def standing(self) -> bool:
         """Something new may be placed there."""
-        return self.status is NodeStatus.READY and self.schedulable and not self.draining
+        return self.status is NodeStatus.READY and self.schedulable and not (self.draining or self.damped_seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,9 @@ class Node(models.Model):
     boot_id = models.CharField(max_length=64, blank=True)
     instance_id = models.CharField(max_length=64, blank=True)
     loss_accepted = models.BooleanField(default=False)  # a person accepts its loss although evictions are held
+    returns = models.PositiveIntegerField(default=0)  # after silence, each within an hour of the one before
+    returned_at = models.DateTimeField(null=True, blank=True)
+    damped_until = models.DateTimeField(null=True, blank=True)  # it comes and goes: nothing new until then
     past_boots = models.JSONField(default=list, blank=True)  # superseded "machine/boot" pairs, newest last
     agent_version = models.CharField(max_length=40, blank=True)
     protocol_version = models.PositiveIntegerField(null=True, blank=True)

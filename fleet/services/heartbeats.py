@@ -7,13 +7,10 @@ from datetime import timedelta
 from django.db import transaction
 from django.db.models.functions import Now
 
-from fleet import doorbell
 from fleet.domain.liveness import LISTENER_FRESH_SECONDS
 from fleet.domain.states import NodeStatus
 from fleet.models import Listener, Node
-from fleet.services.errors import StaleTransition
-from fleet.services.events import record
-from fleet.services.transitions import move_node
+from fleet.services import returns
 
 LISTENER_FRESH = timedelta(seconds=LISTENER_FRESH_SECONDS)
 
@@ -38,15 +35,15 @@ def flush(*, listener: str, first: bool, beats: Mapping[int, Beat]) -> list[int]
     nodes = Node.objects.filter(session_id__in=beats)
     nodes.update(last_seen_at=Now())
     refresh: list[int] = []
-    rows = nodes.values_list("pk", "name", "session_id", "status", "applied_revision", "inventory_stale_seconds")
-    for pk, name, session_id, status, revision, stale in list(rows):
+    rows = nodes.values_list("pk", "session_id", "status", "applied_revision", "inventory_stale_seconds")
+    for pk, session_id, status, revision, stale in list(rows):
         beat = beats[session_id]
         if revision != beat.desired_revision or stale != beat.inventory_stale_seconds:
             Node.objects.filter(pk=pk, session_id=session_id).update(
                 applied_revision=beat.desired_revision, inventory_stale_seconds=beat.inventory_stale_seconds
             )
         if status == NodeStatus.UNREACHABLE:
-            _back(pk, name)
+            returns.welcome(pk)
         elif status == NodeStatus.LOST:
             refresh.append(session_id)  # its shards were given up: what it still has must be told whole
     return refresh
@@ -58,12 +55,3 @@ def _listening(name: str, first: bool) -> None:
         return
     if not row.update(started_at=Now(), seen_at=Now()):
         Listener.objects.create(name=name, started_at=Now(), seen_at=Now())
-
-
-def _back(node_id: int, name: str) -> None:
-    try:
-        move_node(node_id, NodeStatus.READY)
-    except StaleTransition:
-        return
-    record("node_ready", f"{name}: unreachable → ready", node_id=node_id)
-    doorbell.ring_reconcile()

@@ -16,9 +16,9 @@ from fleet import doorbell
 from fleet.conf import fleet_conf
 from fleet.domain.states import NodeStatus, Severity
 from fleet.models import AgentSession, Node
-from fleet.services import inventory
+from fleet.services import inventory, returns
 from fleet.services.commands import desired_for
-from fleet.services.errors import FleetError, StaleTransition
+from fleet.services.errors import FleetError
 from fleet.services.events import record
 from fleet.services.reports import apply_shards
 from fleet.services.transitions import move_node
@@ -193,13 +193,7 @@ def verify_node(*, node_id: int, session_id: int, now: datetime) -> None:
     node = Node.objects.filter(pk=node_id, session_id=session_id).first()
     if node is None or node.status == NodeStatus.READY:
         return
-    try:
-        move_node(node_id, NodeStatus.READY)
-    except StaleTransition:
-        return
-    record("node_ready", f"{node.name}: {node.status} → ready", node_id=node_id)
-    doorbell.ring_routes()  # first: it costs little, and clients wait for it
-    doorbell.ring_reconcile()
+    returns.welcome(node_id)
 
 
 @transaction.atomic

@@ -28,7 +28,8 @@ def cordon_node(*, node: Node, reason: str, actor: str) -> None:
 
 @transaction.atomic
 def uncordon_node(*, node: Node, actor: str) -> None:
-    Node.objects.filter(pk=node.pk).update(schedulable=True, cordon_reason="", drain_deadline_at=None)
+    fresh = {"schedulable": True, "cordon_reason": "", "drain_deadline_at": None, "damped_until": None, "returns": 0}
+    Node.objects.filter(pk=node.pk).update(**fresh)
     record("node_uncordoned", f"{node.name} uncordoned", actor=actor, node_id=node.pk)
     doorbell.ring_reconcile()
 

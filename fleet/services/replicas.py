@@ -18,6 +18,8 @@ from fleet.services.errors import StaleTransition
 from fleet.services.events import record
 from fleet.services.transitions import move_replica
 
+#: So many failures in a row are a loop, which an event says.
+LOOP = 3
 ROUTED = (ReplicaState.READY, ReplicaState.DRAINING)
 
 
@@ -32,6 +34,7 @@ def recompute(replica_id: int, *, now: datetime) -> None:
         if shard.state in ENDED_SHARD_STATES:
             claims.release(shard.pk)
     fields = _failure_fields(replica, shards, now)
+    _tell_of_a_loop(replica, fields, now)
     computed = compute(_facts(replica, shards, fields, now))
     fields |= {"code": computed.code, "reason": computed.reason, "endpoint": computed.endpoint}
     if computed.state is ReplicaState.READY and replica.state != ReplicaState.READY:
@@ -116,6 +119,15 @@ def _failure_fields(replica: Replica, shards: list[Shard], now: datetime) -> dic
         "latest_failure": failure,
         "ready_at": None,
     }
+
+
+def _tell_of_a_loop(replica: Replica, fields: dict[str, Any], now: datetime) -> None:
+    if fields.get("crash_count", 0) < LOOP:
+        return
+    pause = (fields["next_try_at"] - now).total_seconds()
+    steady = f"{backoff.RESET_AFTER.total_seconds() / 60:.0f} min of ready in between"
+    text = f"{replica.label} failed {fields['crash_count']} times without {steady}: next try in {pause:.0f} s"
+    record("replica_loops", text, severity=Severity.WARNING, replica_id=replica.pk)
 
 
 def keep_record(replica_id: int, report: ShardReport) -> None:

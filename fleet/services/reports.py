@@ -12,11 +12,11 @@ from agent_client.protocol.states import ENDED_SHARD_STATES, FailureCode, ShardS
 from fleet import doorbell
 from fleet.domain.states import CommandKind, CommandState, NodeStatus
 from fleet.models import Command, Node, Shard
-from fleet.services import claims, commands, inventory
+from fleet.services import claims, commands, inventory, returns
 from fleet.services.commands import wire_name
 from fleet.services.errors import StaleTransition
 from fleet.services.replicas import keep_record, recompute
-from fleet.services.transitions import move_node, move_shard
+from fleet.services.transitions import move_shard
 
 
 @transaction.atomic
@@ -49,8 +49,7 @@ def apply_whole_report(*, node_id: int, session_id: int, report: Report, now: da
         doorbell.ring_reconcile()
     astray = apply_shards(node, report.shards, now=now)
     if node.status in (NodeStatus.UNREACHABLE, NodeStatus.LOST):
-        move_node(node_id, NodeStatus.READY, reason="reported again")
-        doorbell.ring_reconcile()
+        returns.welcome(node_id, reason="reported again")
     return astray
 
 

@@ -34,6 +34,7 @@ DEFAULTS = {
     "brake_share": 0.4,
     "brake_nodes": 3,
     "loss_spacing_seconds": 10.0,
+    "flap_damping_seconds": 60.0,
     "report_seconds": 180.0,
 }
 #: A tenth of the defaults, so that a schedule holds what matters of hours.
@@ -45,6 +46,7 @@ QUICK = {
     "brake_share": 0.4,
     "brake_nodes": 3,
     "loss_spacing_seconds": 2.0,
+    "flap_damping_seconds": 2.0,
     "report_seconds": 20.0,
 }
 
