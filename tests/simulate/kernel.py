@@ -24,6 +24,7 @@ class EngineProcess:
     deaf: bool = False  # TERM changes nothing
     stuck_until: float = 0.0  # KILL neither, until then
     told: bool = False  # to end
+    requests: int = 0  # in it
     code: int | None = None  # exit code, negative for a signal; None while it lives
     handles: list[int] = field(default_factory=list)
 

@@ -24,6 +24,10 @@ class Process:
 PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
 
 
+class Blocked(Exception):
+    """Raised in an executor's call: its thread never comes back."""
+
+
 class VirtualLoop(asyncio.BaseEventLoop):
     def __init__(self) -> None:
         super().__init__()
@@ -70,6 +74,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         future = self.create_future()
         try:
             future.set_result(func(*args))
+        except Blocked:
+            pass
         except Exception as error:
             future.set_exception(error)
         return future

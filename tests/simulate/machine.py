@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_client.hardware import Inventory
-from tests.simulate.loop import Process
+from tests.simulate.loop import Blocked, Process
 
 GPU_CLASS = "h100-sxm-80gb"
 
@@ -19,12 +19,15 @@ class Machine:
         self.boots = 0
         self.agent: Process | None = None
         self.disk_full = False
+        self.query_hangs = False  # the driver answers no question
 
     @property
     def boot_id(self) -> str:
         return f"boot-{self.name}-{self.boots}"
 
     def inventory(self) -> Inventory:
+        if self.query_hangs:
+            raise Blocked
         gpus = []
         for index, card in enumerate(self.uuids):
             lost = {"code": "lost", "severity": "unplaceable", "text": "fell off the bus", "hint": ""}

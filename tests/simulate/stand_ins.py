@@ -97,7 +97,7 @@ def patched(world: "World") -> Iterator[None]:
             ("agent_client.preflight", "check", lambda *args, **more: SimpleNamespace(refusal=None)),
             ("agent_client.preflight", "Ports", lambda *args, **more: SimpleNamespace(take=kernel.free_ports)),
             ("agent_client.probes", "ready", world.ready),
-            ("agent_client.probes", "load", lambda endpoint, **_: SimpleNamespace(running=0, waiting=0, moving=None)),
+            ("agent_client.probes", "load", world.figures),
             ("agent_client.ledger.Ledger", "_save", full_disk),
             ("agent_client.supervisor.processes", "start_time", kernel.start_time),
             ("agent_client.supervisor.processes", "marked", kernel.marked),

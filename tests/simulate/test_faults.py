@@ -3,12 +3,15 @@
 Each test names the fault's whole kind; minutes and hours of it pass on the simulation's clock.
 """
 
+import asyncio
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from fleet.domain.states import NodeStatus, ReplicaState, ReplicaWish
+from fleet.endpoints import published
 from fleet.models import Event, GpuClaim, Node, Replica, Shard
 from fleet.services import liveness, operations
 from tests.simulate.kernel import EngineProcess
@@ -149,6 +152,26 @@ def test_an_operator_may_accept_the_loss_that_the_brake_holds() -> None:
     tell(story, nodes=9)
 
 
+@pytest.mark.long
+@pytest.mark.timeout(480)
+def test_f2_five_hundred_agents_on_four_slow_connections_to_the_database_lag_less_than_two_intervals() -> None:
+    async def story(w: World) -> None:
+        w.start_web()
+        w.start_worker()
+        for machine in w.machines:
+            w.start_agent(machine)
+        await until(w, 120, lambda: Node.objects.filter(status=NodeStatus.READY).count() == 500)
+        w.pool, w.query_seconds = asyncio.Semaphore(4), 0.05
+        for _ in range(6):
+            await w.sleep(15)
+            oldest = Node.objects.order_by("last_seen_at").values_list("last_seen_at", flat=True)[0]
+            assert oldest is not None
+            assert (w.database_now() - oldest).total_seconds() < 20
+        assert "node_unreachable" not in kinds()
+
+    tell(story, nodes=500, cards=0)
+
+
 def test_f3_a_link_cut_for_a_minute_changes_only_what_is_shown() -> None:
     async def story(w: World) -> None:
         await begin(w, group=(1, 4))
@@ -165,6 +188,24 @@ def test_f3_a_link_cut_for_a_minute_changes_only_what_is_shown() -> None:
         assert engines(w) == before
 
     tell(story)
+
+
+def test_f4_a_driver_that_answers_no_question_silences_nobody() -> None:
+    async def story(w: World) -> None:
+        await begin(w, a=(1, 1))
+        before = engines(w)
+        (engine,) = w.kernel.alive()
+        machine_of(w, engine).query_hangs = True
+        await w.sleep(3 * MINUTE)
+        node = Node.objects.get(name=engine.node)
+        assert node.status == NodeStatus.READY
+        assert "node_unreachable" not in kinds()
+        assert node.inventory_stale_seconds is not None
+        assert 2 * MINUTE < node.inventory_stale_seconds < 4 * MINUTE
+        assert Replica.objects.get().state == ReplicaState.READY
+        assert engines(w) == before
+
+    tell(story, nodes=1)
 
 
 def test_f6_a_half_open_stream_is_found_out_within_45_seconds_and_its_late_end_changes_nothing() -> None:
@@ -409,6 +450,70 @@ def test_f27_cards_of_an_engine_that_does_not_die_are_given_to_nobody() -> None:
     tell(story, nodes=1)
 
 
+@pytest.mark.heavy
+@pytest.mark.timeout(240)
+def test_f25_what_never_listens_fails_at_its_deadline_and_what_exits_within_three_seconds() -> None:
+    async def story(w: World) -> None:
+        await begin(w)
+        w.kernel.load_seconds = (9e9, 9e9)
+        w.wish("a", replicas=1, cards=1, revision=1, nodes=1, start_timeout_seconds=60)
+        await until(w, 10, w.kernel.alive)
+        (engine,) = w.kernel.alive()
+        took = await until(w, 90, lambda: Replica.objects.get().latest_failure)
+        assert 55 < took < 70
+        assert (Replica.objects.get().latest_failure["code"], engine.code is None) == ("start_timeout", False)
+
+        operations.set_wish(replica=Replica.objects.get(), wish=ReplicaWish.STOP, actor="ops", now=w.wall_now())
+        w.wish("b", replicas=1, cards=1, revision=1, nodes=1, start_timeout_seconds=60)
+        await until(w, 10, lambda: Shard.objects.filter(replica__model__name="b", state="loading").exists())
+        w.kernel.exit(w.kernel.alive()[-1], 3)
+        took = await until(w, 3, lambda: Replica.objects.get(model__name="b").latest_failure)
+        assert took < 3
+        assert Replica.objects.get(model__name="b").latest_failure["exit_code"] == 3
+
+    tell(story)
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(240)
+def test_an_engine_that_gets_ready_and_dies_again_and_again_is_tried_ever_more_seldom() -> None:
+    async def story(w: World) -> None:
+        await begin(w, a=(1, 1))
+        waits: list[float] = []
+        while len(waits) < 6:
+            await until(w, 400, lambda: Replica.objects.get().state == ReplicaState.READY)
+            await w.sleep(20)  # a short time of ready forgives nothing
+            w.kernel.exit(w.kernel.alive()[0], 1)
+            waits.append(await until(w, 400, w.kernel.alive))
+        assert all(later > 1.4 * sooner for sooner, later in itertools.pairwise(waits[:5]))
+        assert waits[5] == pytest.approx(275, abs=40)  # 300 s at most, with up to a fifth of jitter
+        assert kinds().count("replica_loops") == 4
+
+    tell(story, nodes=1)
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(240)
+def test_a_node_that_comes_and_goes_gets_nothing_new_and_keeps_what_it_has() -> None:
+    async def story(w: World) -> None:
+        await begin(w, a=(1, 2))
+        (engine,) = w.kernel.alive()
+        for _ in range(3):
+            w.network.away.add(engine.node)
+            await until(w, 60, lambda: Node.objects.get(name=engine.node).status == NodeStatus.UNREACHABLE)
+            w.network.away.clear()
+            await until(w, 60, lambda: Node.objects.get(name=engine.node).status == NodeStatus.READY)
+        assert kinds().count("node_flaps") == 2
+        assert Event.objects.filter(kind="node_flaps", text__endswith="nothing new is placed there for 120 s").exists()
+        w.wish("a", replicas=2, cards=2, revision=1, nodes=1)
+        await w.sleep(1.5 * MINUTE)
+        assert Replica.objects.get(number=2).state == ReplicaState.PENDING
+        assert (engine.code, Replica.objects.get(number=1).state) == (None, ReplicaState.READY)
+        await until(w, MINUTE, lambda: Replica.objects.filter(state=ReplicaState.READY).count() == 2)
+
+    tell(story, nodes=1)
+
+
 # --- drains ----------------------------------------------------------------------------------------------------------
 
 
@@ -443,3 +548,31 @@ def test_a_cancelled_drain_leaves_everything_where_it_is() -> None:
         assert engines(w) == before  # there was no room for others beside them
 
     tell(story, nodes=2)
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(240)
+def test_f48_a_stream_of_five_minutes_survives_a_drain_of_ten_and_the_deadline_ends_another() -> None:
+    async def story(w: World) -> None:
+        await begin(w, a=(2, 1))
+        ends_soon, ends_never = sorted(w.kernel.alive(), key=lambda each: each.label)
+        ends_soon.requests = ends_never.requests = 1
+        by_uid = {str(replica.uid): replica for replica in Replica.objects.all()}
+        drained = [by_uid[each.shard.rpartition("/")[0]] for each in (ends_soon, ends_never)]
+        for replica in drained:
+            operations.drain_replica(replica=replica, actor="ops", now=w.wall_now(), deadline_seconds=600)
+        await until(w, 10, lambda: Shard.objects.filter(state="draining").count() == 2)
+        (route,) = [each for each in published() if each["name"] == "a"]
+        assert [each["draining"] for each in route["endpoints"]] == [True, True]  # nothing new for either
+        await w.sleep(5 * MINUTE)
+        assert (ends_soon.code, ends_never.code) == (None, None)
+        assert set(Shard.objects.values_list("running", flat=True)) == {1}  # how far it is can be seen
+        ends_soon.requests = 0
+        await until(w, 20, lambda: ends_soon.code is not None)
+        await w.sleep(3 * MINUTE)
+        assert ends_never.code is None
+        took = await until(w, 3 * MINUTE, lambda: ends_never.code is not None)
+        assert took < 110
+        await until(w, 10, lambda: Replica.objects.filter(state=ReplicaState.STOPPED).count() == 2)
+
+    tell(story, nodes=1)

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from django.db import OperationalError, connection
@@ -52,6 +53,8 @@ class World:
         self.worker: Process | None = None
         self.bus_up = True
         self.database_away = False
+        self.pool: asyncio.Semaphore | None = None  # of connections; None: there is always one
+        self.query_seconds = 0.001
         self.wall_offset = timedelta()
         self.crash_share = 0.0  # of the control plane's writes, after which its process is gone
         self.stale_share = 0.0  # of the reconciler's ticks, which decide on an old snapshot
@@ -180,7 +183,8 @@ class World:
     # -- what stands in for I/O --------------------------------------------------------------------------------------
 
     async def in_database(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        await asyncio.sleep(0.001)
+        async with self.pool or contextlib.nullcontext():
+            await asyncio.sleep(self.query_seconds)
         if self.database_away or self.over:
             raise OperationalError("simulated")
         result = function(*args, **kwargs)
@@ -223,10 +227,14 @@ class World:
         engine = self.kernel.at(int(endpoint.rpartition(":")[2]))
         return engine is not None and self.kernel.healthy(engine)
 
+    def figures(self, endpoint: str, **_: Any) -> SimpleNamespace:
+        engine = self.kernel.at(int(endpoint.rpartition(":")[2]))
+        return SimpleNamespace(running=engine.requests if engine else None, waiting=0, moving=None)
+
     # -- wishes ------------------------------------------------------------------------------------------------------
 
-    def wish(self, name: str, *, replicas: int, cards: int, revision: int, nodes: int) -> None:
-        """`cards` over all `nodes`."""
+    def wish(self, name: str, *, replicas: int, cards: int, revision: int, nodes: int, **profile: Any) -> None:
+        """`cards` over all `nodes`; `profile`: what differs from the usual one."""
         kind = {"engine": "echo", "gpus": cards}
         if nodes > 1:
             kind = {"engine": "vllm", "model": "/models/m", "tensor_parallel": cards, "nodes": nodes, "nvlink": "off"}
@@ -237,6 +245,7 @@ class World:
             "start_timeout_seconds": 20,
             "drain_timeout_seconds": 3,
             "stop_grace_seconds": 2,
+            **profile,
         }
         self.note(f"wish: {replicas} x {name} on {cards} cards of {nodes} nodes, revision {revision}")
         entry = parse_entry({"name": name, "replicas": replicas, "profile": profile})
