@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('fleet', '0003_rollouts_drains_and_groups'),
+        ('fleet', '0004_routing'),
     ]
 
     operations = [
