@@ -152,9 +152,11 @@ class AgentConsumer(AsyncWebsocketConsumer):
                 f"cannot register {message.node_id}: its agent {message.agent_version} speaks protocol "
                 f"{message.protocol}, this control plane {__version__} speaks {ours}"
             )
-            return await self._refuse(
-                CloseCode.VERSION, "protocol_unsupported", detail, "on the node: install the agent of this version"
+            hint = (
+                f"on the node, with the files of llmgw {__version__}: `python -m pip install -r requirements-agent.txt`, "
+                "then `python -m agent_client` again; its engines go on meanwhile"
             )
+            return await self._refuse(CloseCode.VERSION, "protocol_unsupported", detail, hint)
         try:
             admission = await in_database(nodes.register_node, message=message, remote=self._remote, now=timezone.now())
         except FleetError as error:

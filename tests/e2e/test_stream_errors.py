@@ -118,7 +118,8 @@ def test_another_protocol_version_gets_a_sentence_with_both(house: House) -> Non
         socket.send(register("old", protocol=99))
         error = hear(socket, "error")
         assert error["code"] == "protocol_unsupported"
-        assert "protocol 99" in error["detail"]
+        assert "protocol 99, this control plane" in error["detail"]
+        assert "pip install -r requirements-agent.txt" in error["hint"]
         assert closed(socket) == 4426
 
 
