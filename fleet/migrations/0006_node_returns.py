@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('fleet', '0004_routing'),
+        ('fleet', '0005_addresses_and_racks'),
     ]
 
     operations = [
