@@ -153,8 +153,8 @@ class AgentConsumer(AsyncWebsocketConsumer):
                 f"{message.protocol}, this control plane {__version__} speaks {ours}"
             )
             hint = (
-                f"on the node, with the files of llmgw {__version__}: `python -m pip install -r requirements-agent.txt`, "
-                "then `python -m agent_client` again; its engines go on meanwhile"
+                f"on the node, with the files of llmgw {__version__}: "
+                "`python -m pip install -r requirements-agent.txt && python -m agent_client`; engines go on meanwhile"
             )
             return await self._refuse(CloseCode.VERSION, "protocol_unsupported", detail, hint)
         try:
