@@ -5,17 +5,20 @@ LLMGW_TEST_VLLM names its program. A vLLM that was set to start with no card ser
 
 import contextlib
 import hashlib
+import json
 import os
 import signal
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from agent_client.supervisor.processes import STATE_VARIABLE
-from tests.e2e.harness import House, content, wait_for
+from agent_client.engines.phases import PHASES
+from agent_client.supervisor.processes import STATE_VARIABLE, shared_memory
+from tests.e2e.harness import PATIENCE, House, content, wait_for
 from tests.support import tiny_hf
 
 VLLM = os.environ.get("LLMGW_TEST_VLLM")
@@ -90,64 +93,148 @@ def engine_core(house: House) -> int:
     return named[0] if named else max(found)
 
 
+class Shown:
+    """What the API showed of a start."""
+
+    def __init__(self) -> None:
+        self.phases: list[str] = []
+        self.shares: set[float] = set()
+
+    def look(self, house: House) -> bool:
+        found = house.replica()
+        for shard in found.get("shards", ()):
+            if shard["phase"] and shard["phase"] not in self.phases:
+                self.phases.append(shard["phase"])
+            if shard["progress"] is not None:
+                self.shares.add(shard["progress"])
+        return bool(found["state"] == "ready")
+
+
 @pytest.fixture
 def served(house: House, model: Path) -> House:
     agent(house, model, "node-a")
     house.api("models/", {"name": "tiny", "profile": profile(model)})
-    phases = set()
-
-    def look() -> bool:
-        found = house.replica()
-        phases.update(shard["phase"] for shard in found.get("shards", ()))
-        return found["state"] == "ready"
-
-    wait_for(look, "vLLM", START_SECONDS)
-    assert phases - {""}, "no phase of the load was shown"
-    wait_for(lambda: house.chat("tiny"), "an answer through the router")
+    shown = Shown()
+    wait_for(lambda: shown.look(house), "vLLM", START_SECONDS)
+    assert shown.phases, "no phase of the load was shown"
+    assert shown.phases == sorted(shown.phases, key=PHASES.index)
+    assert "weights" not in shown.phases or shown.shares == {1.0}  # they are so small that they come at once
+    assert "phase=weights" in (house.folder / "node-a.log").read_text()
+    wait_for(lambda: answer(house), "an answer through the router", 60)
     return house
 
 
+def answer(house: House) -> str:
+    """Of a few tokens: a busy machine makes one or two a second."""
+    body = {"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": "hello"}]}
+    with house.request(house.router_port, "/v1/chat/completions", body, timeout=120) as found:
+        return str(json.loads(found.read())["choices"][0]["message"]["content"])
+
+
+def gone(house: House, attempt: int, seconds: float = 60) -> dict[str, Any]:
+    """The replica once that attempt has failed."""
+
+    def look() -> Any:
+        found = house.replica()
+        return found if (found["latest_failure"] or {}).get("attempt") == attempt else None
+
+    return dict(wait_for(look, f"attempt {attempt} to have failed", seconds))
+
+
+def usage(house: House, **fields: Any) -> int:
+    words = ", ".join(f"{name}={value!r}" for name, value in fields.items())
+    script = f"from routing.models import Usage; print(Usage.objects.filter({words}).count())"
+    return int(house.manage("shell", "-v0", "-c", script))
+
+
+def metrics(house: House) -> str:
+    """Of the engine itself: vLLM shows them to everybody on its address."""
+    with urllib.request.urlopen(f"{house.replica()['endpoint']}/metrics", timeout=30) as page:
+        return str(page.read().decode())
+
+
 def test_its_deaths_are_seen_and_leave_nothing_behind(served: House) -> None:
-    # The engine's core dies: its API process ends by itself, with exit code 0, which is still a failure.
+    # SIGTERM from outside: it cuts the stream, says an error and [DONE], and ends with exit code 0.
     first = served.replica()
-    os.kill(engine_core(served), signal.SIGKILL)
-    wait_for(lambda: served.replica()["state"] != "ready", "the death to be seen", 30)
+    lines = iter(served.stream("tiny", "tell me a long story"))
+    next(line for line in lines if content(line))
+    os.kill(first["shards"][0]["pids"][0], signal.SIGTERM)
+    rest = b"".join(lines)
+    assert b'"error"' in rest, rest[-500:]
+    wait_for(lambda: usage(served, completed=False) == 1, "the cut stream to be counted as cut")
+    assert gone(served, first["attempt"])["latest_failure"]["exit_code"] == 0
+
+    # The engine's core dies: its API process ends by itself, with exit code 0, which is still a failure.
     second = ready(served, first["attempt"] + 1)
-    assert second["latest_failure"]["attempt"] == first["attempt"]
-    assert second["latest_failure"]["exit_code"] == 0
-    wait_for(lambda: served.chat("tiny"), "an answer")
-
-    # Its API process dies: its children go before the next attempt is started.
-    api = second["shards"][0]["pids"][0]
-    old = set(processes(served))
-    assert len(old) >= 2
-    os.kill(api, signal.SIGKILL)
+    os.kill(engine_core(served), signal.SIGKILL)
+    failure = gone(served, second["attempt"])["latest_failure"]
+    assert (failure["code"], failure["exit_code"]) == ("engine-process-died", 0)
     third = ready(served, second["attempt"] + 1)
+    wait_for(lambda: answer(served), "an answer", 60)
+
+    # Its API process dies: its children and what they had in shared memory go before the next attempt is started.
+    api = third["shards"][0]["pids"][0]
+    old = set(processes(served))
+    segments = shared_memory(old)
+    assert len(old) >= 2
+    assert segments
+    os.kill(api, signal.SIGKILL)
+    assert gone(served, third["attempt"])["latest_failure"]["exit_signal"] == 9
+    wait_for(lambda: served.replica()["shards"][-1]["pids"], "the next attempt's process", 60)
     assert not old & set(processes(served))
-    assert third["latest_failure"]["exit_signal"] == 9
-    wait_for(lambda: served.chat("tiny"), "an answer")
+    assert [path for path in segments if Path(path).exists()] == []
 
 
-def test_a_drain_lets_a_stream_end_whole_and_an_agents_death_cuts_none(served: House) -> None:
-    attempt = served.replica()["attempt"]
-    stream = served.stream("tiny", "tell me a long story")
-    lines = iter(stream)
+def test_a_frozen_core_is_unrouted_and_replaced_though_its_health_page_says_200(served: House) -> None:
+    first = served.replica()
+    os.kill(engine_core(served), signal.SIGSTOP)
+    began = time.monotonic()
+    with urllib.request.urlopen(f"{first['endpoint']}/health", timeout=10) as page:
+        assert page.status == 200
+    wait_for(lambda: served.replica()["state"] != "ready", "it to be unrouted", 75)
+    unrouted = time.monotonic() - began
+    failure = gone(served, first["attempt"], 120)["latest_failure"]
+    assert failure["code"] == "hung"
+    assert unrouted < 75 * PATIENCE
+    wait_for(lambda: served.replica()["attempt"] > first["attempt"], "the next attempt", 60)
+
+
+def test_streams_survive_an_agents_death_and_a_drain_and_those_who_leave_are_noticed(served: House) -> None:
+    before = served.replica()
+    leaving = served.stream("tiny", "tell me a long story")
+    next(line for line in leaving if content(line))
+    leaving.close()
+    wait_for(lambda: "vllm:num_requests_running{" in (page := metrics(served)) and idle(page), "it to be idle", 10)
+    wait_for(lambda: usage(served, completed=False) == 1, "what left to be counted as cut")
+
+    lines = iter(served.stream("tiny", "tell me a long story"))
     next(line for line in lines if content(line))
     served.kill("node-a")
     served.agent("node-a", LLMGW_AGENT_CONFIG=str(served.folder / "node-a.yaml"))
     wait_for(lambda: served.node()["status"] == "ready" and served.node()["connected"], "the agent")
-    rest = list(lines)
-    assert any(line.strip() == b"data: [DONE]" for line in rest)
-    assert served.replica()["attempt"] == attempt
+    assert_whole(list(lines))
+    after = served.replica()
+    assert (after["attempt"], after["shards"][0]["pids"]) == (before["attempt"], before["shards"][0]["pids"])
 
-    stream = served.stream("tiny", "tell me another long story")
-    lines = iter(stream)
+    lines = iter(served.stream("tiny", "tell me another long story"))
     next(line for line in lines if content(line))
     served.api(f"replicas/{served.replica()['uid']}/drain/", {"deadline_seconds": 300}, "POST")
-    rest = list(lines)
-    assert any(line.strip() == b"data: [DONE]" for line in rest)
+    assert_whole(list(lines))  # TERM would have cut it: the drain waited
     wait_for(lambda: served.replica()["state"] == "stopped", "the drain to end", 120)
     wait_for(lambda: not processes(served), "its processes to be gone", 30)
+    wait_for(lambda: usage(served, completed=True, completion_tokens__gt=100) == 2, "both streams counted as whole")
+    assert usage(served, completed=False) == 1
+
+
+def assert_whole(lines: list[bytes]) -> None:
+    assert any(line.strip() == b"data: [DONE]" for line in lines)
+    assert not any(b'"error"' in line for line in lines)
+    assert any(b'"finish_reason":"length"' in line or b'"finish_reason":"stop"' in line for line in lines)
+
+
+def idle(page: str) -> bool:
+    lines = [line for line in page.splitlines() if line.startswith("vllm:num_requests_running{")]
+    return all(float(line.rpartition(" ")[2]) == 0 for line in lines)
 
 
 def test_one_replica_over_two_nodes_answers_and_comes_back_whole(house: House, model: Path) -> None:
@@ -162,7 +249,7 @@ def test_one_replica_over_two_nodes_answers_and_comes_back_whole(house: House, m
     first = ready(house)
     assert [shard["rank"] for shard in first["shards"]] == [0, 1]
     assert {shard["node"] for shard in first["shards"]} == {"node-a", "node-b"}
-    wait_for(lambda: house.chat("tiny"), "an answer of both")
+    wait_for(lambda: answer(house), "an answer of both", 180)
 
     victim = next(shard for shard in first["shards"] if shard["rank"] == 1)
     began = time.monotonic()
@@ -171,7 +258,7 @@ def test_one_replica_over_two_nodes_answers_and_comes_back_whole(house: House, m
     assert time.monotonic() - began < 15
     second = ready(house, first["attempt"] + 1)
     assert {shard["epoch"] for shard in second["shards"]} == {second["attempt"]}
-    wait_for(lambda: house.chat("tiny"), "an answer of the next attempt")
+    wait_for(lambda: answer(house), "an answer of the next attempt", 180)
 
 
 def one_port(root: Path) -> None:
