@@ -39,16 +39,20 @@ def test_no_request_fails_while_profiles_change(house: House) -> None:
         house.api("models/one/", echo(model="/no/such/model"), method="PUT")
         refused = wait_for(lambda: ended(house, 2), "the refusal")
         assert (refused["state"], refused["checks"][0]["code"]) == ("failed", "model_missing")
+        house.api("models/one/", echo("--no-such-flag"), method="PUT")
+        refused = wait_for(lambda: ended(house, 3), "the next refusal")
+        assert (refused["state"], refused["checks"][0]["code"]) == ("failed", "flag_unknown")
+        assert "--no-such-flag" in refused["reason"]
         assert {row["uid"] for row in replicas(house)} == before  # nothing was touched
 
         house.api("models/one/", echo("--exit-code", "3"), method="PUT")
-        failed = wait_for(lambda: ended(house, 3), "the rollback", 60)
+        failed = wait_for(lambda: ended(house, 4), "the rollback", 60)
         assert failed["state"] == "failed"
-        assert "failed at revision 3" in failed["reason"]
+        assert "failed at revision 4" in failed["reason"]
         assert {row["uid"] for row in replicas(house)} == before
 
         house.api("models/one/", echo("--first-byte-delay", "0.01"), method="PUT")
-        done = wait_for(lambda: ended(house, 4), "the good one", 90)
+        done = wait_for(lambda: ended(house, 5), "the good one", 90)
         assert done["state"] == "done"
         assert not {row["uid"] for row in replicas(house)} & before
         time.sleep(1)

@@ -172,6 +172,14 @@ ROWS: tuple[Cause, ...] = (
         rank=2,
     ),
     row(
+        "terminated",
+        r"^\[shutdown\] API server: shutdown triggered",  # vLLM's, at SIGTERM and SIGINT; it ends with exit code 0
+        "something else on the node told it to end",
+        "llmgw did not: look for who signals processes there, as a batch system or an administrator does",
+        node=True,
+        rank=3,
+    ),
+    row(
         "engine-process-died",
         r"Engine core proc (?P<name>\S+) died unexpectedly|Rank (?P<rank>\d+) scheduler (?:is dead|died)"
         r"|MPClient: engine core exited unexpectedly",  # vLLM 0.32; its API process then ends with exit code 0
