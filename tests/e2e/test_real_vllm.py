@@ -223,7 +223,7 @@ def test_streams_survive_an_agents_death_and_a_drain_and_those_who_leave_are_not
     assert_whole(list(lines))  # TERM would have cut it: the drain waited
     wait_for(lambda: served.replica()["state"] == "stopped", "the drain to end", 120)
     wait_for(lambda: not processes(served), "its processes to be gone", 30)
-    wait_for(lambda: usage(served, completed=True, completion_tokens__gt=100) == 2, "both streams counted as whole")
+    wait_for(lambda: usage(served, completed=True, completion_tokens__gt=4) == 2, "both streams counted as whole")
     assert usage(served, completed=False) == 1
 
 
