@@ -32,7 +32,7 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """`-m routing.server` is found whatever the working folder is."""
     paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
@@ -59,13 +59,15 @@ class ChildSet:
         stop_seconds: float = 610.0,
         program: Sequence[str] = (sys.executable, "-m", "routing.server"),
         listeners: Sequence[socket.socket] = (),
+        handed: Sequence[int] = (),
     ) -> None:
         """`stop_seconds`: what a child has between TERM and KILL. `listeners`: one for each child, else it opens its
-        own."""
+        own. `handed`: file descriptors that each child gets under the same numbers."""
         self._command = [*program, *argv]
         self._count = processes
         self._stop_seconds = stop_seconds
         self._listeners = listeners
+        self._handed = handed
         self._stopping = asyncio.Event()
         self._renewals = [asyncio.Event() for _ in range(processes)]
         self._children: set[Child] = set()
@@ -142,14 +144,14 @@ class ChildSet:
     async def _start(self, number: int) -> Child | None:
         (control_read, control), (ready_read, ready_write) = os.pipe(), os.pipe()
         os.set_blocking(control, False)
-        handed = [control_read, ready_write]
+        handed = [control_read, ready_write, *self._handed]
         argv = [*self._command, "--control-fd", str(control_read), "--ready-fd", str(ready_write)]
         if self._listeners:
             handed.append(self._listeners[number].fileno())
             argv += ["--listen-fd", str(handed[-1])]
         try:
             process = await asyncio.create_subprocess_exec(
-                *argv, pass_fds=handed, preexec_fn=die_with_parent, env=_environment()
+                *argv, pass_fds=handed, preexec_fn=die_with_parent, env=environment()
             )
         except OSError as error:
             log.error("router.unstarted number=%d error=%s", number, error.strerror)

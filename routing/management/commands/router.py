@@ -1,26 +1,24 @@
-"""`manage.py router`: the router's parent. With --catalog it needs neither database nor broker."""
+"""`manage.py router`: checks its arguments and becomes the router's parent, which holds no Django. With --catalog it
+needs neither database nor broker."""
 
 import argparse
-import asyncio
-import logging
-import signal
+import json
+import os
+import shutil
 import socket
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
 from agent_client.profile import ProfileError, parse_catalog
-from routing.feed import Feed, document_of_catalog, write
-from routing.server.listening import open_listener
-from routing.server.parent import ChildSet
-
-log = logging.getLogger("routing")
+from routing.feed import document_of_catalog, write
+from routing.server.parent import environment
 
 NO_AUTH = """
 =====================================================================
@@ -47,56 +45,40 @@ class Command(BaseCommand):
         )
         parser.add_argument("--no-access-log", action="store_true")
         parser.add_argument("--drain-seconds", type=float, default=600.0)
+        parser.add_argument("--only-write", type=Path, help=argparse.SUPPRESS)  # by the running router, after SIGHUP
 
     def handle(self, *args: Any, **options: Any) -> None:
+        if options["only_write"]:
+            return _from_file(Path(options["catalog"]), options["only_write"], options["no_auth"])
         address, _, port = options["listen"].rpartition(":")
         if not address or not port.isdecimal():
             raise CommandError(f"cannot listen on {options['listen']!r}: give HOST:PORT, such as 127.0.0.1:8080")
         _refuse_taken(address.strip("[]"), int(port), options["listen"])
         if not options["catalog"]:
-            self._serve(settings.STATE_DIR, options)
-            return
-        with tempfile.TemporaryDirectory(prefix="llmgw-router-") as folder:
-            _from_file(Path(options["catalog"]), Path(folder) / "routes.json", options["no_auth"])
-            self._serve(Path(folder), options)
+            self._become_router(settings.STATE_DIR, options)
+        folder = Path(tempfile.mkdtemp(prefix="llmgw-router-"))
+        try:
+            _from_file(Path(options["catalog"]), folder / "routes.json", options["no_auth"])
+            self._become_router(folder, options)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
 
-    def _serve(self, folder: Path, options: dict[str, Any]) -> None:
+    def _become_router(self, folder: Path, options: dict[str, Any]) -> NoReturn:
+        """The same process goes on without Django, of which it would hold 80 MiB for nothing."""
         if options["no_auth"]:
             self.stderr.write(NO_AUTH.format(listen=options["listen"]))
-        routes, count = folder / "routes.json", max(options["processes"], 1)
-        argv = ["--routes", str(routes), "--listen", options["listen"], "--usage-dir", str(folder / "usage")]
-        argv += ["--shared-dir", str(folder / "router"), "--drain-seconds", str(options["drain_seconds"])]
+        argv = [sys.executable, "-m", "routing.server.run", "--folder", str(folder), "--listen", options["listen"]]
+        argv += ["--processes", str(max(options["processes"], 1)), "--drain-seconds", str(options["drain_seconds"])]
         argv += [f"--cors-origin={origin}" for origin in options["cors_origin"]]
         argv += [f"--{name}" for name in ("no-auth", "no-access-log") if options[name.replace("-", "_")]]
-        try:
-            listeners = [open_listener(options["listen"]) for _ in range(count)]
-        except OSError as error:
-            raise CommandError(f"cannot listen on {options['listen']}: {error.strerror}; give another --listen")
-        # What a child needs after its drain is little: it writes the last usage.
-        children = ChildSet(argv, count, stop_seconds=options["drain_seconds"] + 10, listeners=listeners)
-
-        def renew() -> None:
-            if options["catalog"]:
-                _reread(Path(options["catalog"]), routes, options["no_auth"], children)
-            children.renew()
-
         if options["catalog"]:
-            code = asyncio.run(_run(children, renew))
-        else:
-            feed = Feed(routes, folder / "usage", folder / "router", children.notify_reload)
-            feed.start()
-            code = asyncio.run(_run(children, renew))
-            feed.finish()
-        if code:
-            raise CommandError(f"cannot serve on {options['listen']}: the router's processes ended with code {code}")
-
-
-async def _run(children: ChildSet, on_hangup: Any) -> int:
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, children.stop)
-    loop.add_signal_handler(signal.SIGHUP, on_hangup)
-    return await children.run()
+            reread = [sys.executable, "-m", "django", "router", "--catalog", str(Path(options["catalog"]).absolute())]
+            reread += ["--only-write", str(folder / "routes.json"), *(["--no-auth"] if options["no_auth"] else [])]
+            argv += ["--temporary", "--reread", json.dumps(reread)]
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.execve(sys.executable, argv, environment())  # noqa: S606  (argv is a list, and nobody else's)
 
 
 def _refuse_taken(address: str, port: int, listen: str) -> None:
@@ -130,12 +112,3 @@ def _from_file(catalog: Path, routes: Path, no_auth: bool) -> None:
             "--catalog-entry) or give --no-auth"
         )
     write(routes, document_of_catalog(parsed))
-
-
-def _reread(catalog: Path, routes: Path, no_auth: bool, children: ChildSet) -> None:
-    try:
-        _from_file(catalog, routes, no_auth)
-    except CommandError as error:
-        sys.stderr.write(f"{error}; the old routes stay\n")
-        return
-    children.notify_reload()
