@@ -211,11 +211,11 @@ def _profile(text: str) -> tuple[Profile | None, str]:
 def _rollouts() -> dict[int, RolloutView]:
     """Open ones, by model."""
     still_open = (RolloutState.ROLLING, RolloutState.PAUSED)
+    rows = list(Rollout.objects.filter(state__in=still_open).values_list("pk", "model", "target", "state"))
     checks: dict[int, dict[int, CheckView]] = defaultdict(dict)
-    asked = DryCheck.objects.filter(rollout__state__in=still_open)
+    asked = DryCheck.objects.filter(rollout__in=[pk for pk, *_ in rows])
     for rollout, node, name, state, detail in asked.values_list("rollout", "node", "node__name", "state", "detail"):
         checks[rollout][node] = CheckView(state=CheckState(state), text=f"{name}: {detail}")
-    rows = Rollout.objects.filter(state__in=still_open).values_list("pk", "model", "target", "state")
     return {
         model: RolloutView(pk=pk, target=target, state=RolloutState(state), checks=checks[pk])
         for pk, model, target, state in rows

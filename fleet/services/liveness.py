@@ -30,18 +30,19 @@ def run(*, now: datetime) -> None:
         brake_nodes=conf.brake_nodes,
         loss_spacing=conf.loss_spacing.total_seconds(),
     )
+    brake = _newest(*_BRAKE_KINDS)
     verdict = judge(
         _silences(),
         listening_for=_listening_for(),
-        since_last_loss=_since(["node_lost"], now),
-        since_hold=0.0 if eviction_held() else _since(["eviction_released"], now),
+        since_last_loss=_since(_newest("node_lost"), now),
+        since_hold=0.0 if _held(brake) else _since(brake, now),
         limits=limits,
     )
     for node in verdict.unreachable:
         _unreachable(node)
     for node in verdict.lost:
         _lost(node, now)
-    if not verdict.deaf:
+    if not verdict.deaf and bool(verdict.held) != bool(_held(brake)):
         _brake(verdict.held)
 
 
@@ -71,10 +72,13 @@ def _listening_for() -> float | None:
     return None if found is None else (found[0] - found[1]).total_seconds()
 
 
-def _since(kinds: list[str], now: datetime) -> float | None:
-    """Seconds since the newest event of these kinds."""
-    last = Event.objects.filter(kind__in=kinds).order_by("-id").values_list("at", flat=True).first()
-    return None if last is None else max(0.0, (now - last).total_seconds())
+def _newest(*kinds: str) -> Event | None:
+    return Event.objects.filter(kind__in=kinds).order_by("-id").first()
+
+
+def _since(event: Event | None, now: datetime) -> float | None:
+    """Seconds since it was recorded."""
+    return None if event is None else max(0.0, (now - event.at).total_seconds())
 
 
 @transaction.atomic
@@ -125,8 +129,11 @@ def accept_losses(*, actor: str) -> tuple[str, ...]:
 
 def eviction_held() -> str:
     """The banner's sentence while evictions are held; empty otherwise."""
-    last = Event.objects.filter(kind__in=_BRAKE_KINDS).order_by("-id").values_list("kind", "text").first()
-    return last[1] if last is not None and last[0] == _BRAKE_KINDS[0] else ""
+    return _held(_newest(*_BRAKE_KINDS))
+
+
+def _held(brake: Event | None) -> str:
+    return brake.text if brake is not None and brake.kind == _BRAKE_KINDS[0] else ""
 
 
 #: When evictions begin to be held, and when that ends.

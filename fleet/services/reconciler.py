@@ -142,9 +142,12 @@ class LazyRoom:
 
 
 def _take_lease(holder: str, now: datetime) -> bool:
-    Lease.objects.get_or_create(name="reconcile")
     free = Lease.objects.filter(Q(expires_at__isnull=True) | Q(expires_at__lt=now), name="reconcile")
-    return free.update(holder=holder, expires_at=now + timedelta(seconds=LEASE_SECONDS)) == 1
+    mine = {"holder": holder, "expires_at": now + timedelta(seconds=LEASE_SECONDS)}
+    if free.update(**mine):
+        return True
+    _, made = Lease.objects.get_or_create(name="reconcile")
+    return made and free.update(**mine) == 1  # the very first tick of all
 
 
 def _carry_out(actions: Collection[Action], now: datetime) -> int:

@@ -20,6 +20,7 @@ from agent_client.ledger import Ledger
 from fleet.models import Node, Replica
 from tests.simulate.loop import PROCESS
 from tests.simulate.machine import Machine
+from tests.simulate.statements import compiled_once
 
 if TYPE_CHECKING:
     from tests.simulate.world import World
@@ -121,6 +122,7 @@ def patched(world: "World") -> Iterator[None]:
             stack.enter_context(_default(model._meta.get_field("uid"), new_uuid))
         stack.enter_context(_clock(world.database_now))
         stack.enter_context(_quiet())
+        stack.enter_context(compiled_once())
         random.seed(world.seed)
         yield
 
