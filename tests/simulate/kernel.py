@@ -20,6 +20,7 @@ class EngineProcess:
     gpus: tuple[str, ...]
     port: int
     started: int
+    revision: int  # of its model, as its environment says
     ready_at: float
     deaf: bool = False  # TERM changes nothing
     stuck_until: float = 0.0  # KILL neither, until then
@@ -57,6 +58,7 @@ class Kernel:
         self.stuck_share = 0.0
         self.broken: list[str] = []  # promises, in words; raised by the judge, whom no agent's task can silence
         self.ended: list[EngineProcess] = []  # healthy ones that were told to end, for the judge
+        self.doubled: list[tuple[EngineProcess, EngineProcess]] = []  # started while the shard lived on another node
 
     # -- what the agent's code calls instead of the real thing -------------------------------------------------------
 
@@ -73,6 +75,7 @@ class Kernel:
             gpus=tuple(uuid for uuid in env.get("CUDA_VISIBLE_DEVICES", "").split(",") if uuid),
             port=int(words[words.index("--port") + 1]),
             started=self._pid,
+            revision=int(env["REVISION"]),
             ready_at=self._loop.time() + self._chance.uniform(*self.load_seconds),
             deaf=self._chance.random() < self.deaf_share,
         )
@@ -147,7 +150,11 @@ class Kernel:
             self._loop.call_later(self._chance.uniform(0.05, 1.5), self.exit, engine, 0)
 
     def _judge_start(self, engine: EngineProcess) -> None:
-        for other in self.alive(engine.node):
+        for other in self.alive():
+            if other.node != engine.node:
+                if other.shard == engine.shard:
+                    self.doubled.append((engine, other))
+                continue
             if set(other.gpus) & set(engine.gpus):
                 self.broken.append(f"{engine.node}: {engine.label} was started on a card that {other.label} holds")
             if other.shard == engine.shard:

@@ -92,6 +92,11 @@ def frames_are_scrambled(world: World, judge: "Judge") -> None:
     world.network.scramble, world.network.latency = True, 1.5
 
 
+def frames_are_lost(world: World, judge: "Judge") -> None:
+    world.note("frames vanish")
+    world.network.lossy = world.chance.choice([0.05, 0.3])
+
+
 def web_dies(world: World, judge: "Judge") -> None:
     world.kill_web()
     _later(world, 0.2, 20.0, world.start_web)
@@ -119,6 +124,17 @@ def database_goes(world: World, judge: "Judge") -> None:
     _later(world, 0.5, 12.0, setattr, world, "database_away", False)
 
 
+def database_is_full(world: World, judge: "Judge") -> None:
+    world.note("the database's disk is full")
+    world.database_full = True
+    _later(world, 0.5, 12.0, setattr, world, "database_full", False)
+
+
+def answers_are_lost(world: World, judge: "Judge") -> None:
+    world.note("the database does what it is asked, but its answers are lost")
+    world.lost_answers = 0.1
+
+
 def snapshots_are_old(world: World, judge: "Judge") -> None:
     world.note("the reconciler decides on old snapshots")
     world.stale_share = 0.4
@@ -127,6 +143,11 @@ def snapshots_are_old(world: World, judge: "Judge") -> None:
 def clocks_jump(world: World, judge: "Judge") -> None:
     world.wall_offset += timedelta(seconds=world.chance.choice([-3600, -20, 20, 3600]))
     world.note(f"the control plane's clock jumps, now off by {world.wall_offset}")
+
+
+def database_clock_jumps(world: World, judge: "Judge") -> None:
+    world.database_offset += timedelta(seconds=world.chance.choice([-3600, -20, 20, 3600]))
+    world.note(f"the database's clock jumps, now off by {world.database_offset}")
 
 
 def engine_dies(world: World, judge: "Judge") -> None:
@@ -175,7 +196,7 @@ def ledger_is_lost(world: World, judge: "Judge") -> None:
 
 def someone_acts(world: World, judge: "Judge") -> None:
     """An operator's hand, in the middle of it all."""
-    if world.database_away:
+    if world.database_away or world.database_full:
         return
     chance = world.chance
     replicas = list(Replica.objects.select_related("model").order_by("pk"))
@@ -207,14 +228,14 @@ def someone_acts(world: World, judge: "Judge") -> None:
         case 4 if replicas:
             replica = chance.choice(replicas)
             world.note(f"{replica.label} is drained")
-            judge.touched.add(replica.pk)
+            judge.touched[replica.pk] = replica.attempt
             with contextlib.suppress(FleetError):
                 operations.drain_replica(replica=replica, actor="simulation", now=now, deadline_seconds=5.0)
         case 5 | 6 | 7 if replicas:
             replica = chance.choice(replicas)
             wish = chance.choice(["restart", ReplicaWish.STOP, ReplicaWish.RUN])
             world.note(f"someone says {wish} to {replica.label}")
-            judge.touched.add(replica.pk)
+            judge.touched[replica.pk] = replica.attempt
             with contextlib.suppress(FleetError):  # told in words; the fleet is as it was
                 if isinstance(wish, ReplicaWish):
                     operations.set_wish(replica=replica, wish=wish, actor="simulation", now=now)
@@ -228,13 +249,17 @@ FAULTS: list[Callable[[World, "Judge"], None]] = [
     node_is_cut_off,
     stream_breaks,
     frames_are_scrambled,
+    frames_are_lost,
     web_dies,
     worker_dies,
     control_plane_dies_between_writes,
     bus_dies,
     database_goes,
+    database_is_full,
+    answers_are_lost,
     snapshots_are_old,
     clocks_jump,
+    database_clock_jumps,
     engine_dies,
     engines_fail_to_load,
     engines_do_not_die,
@@ -247,8 +272,8 @@ FAULTS: list[Callable[[World, "Judge"], None]] = [
 
 def heal(world: World) -> None:
     world.note("everything heals")
-    world.crash_share = world.stale_share = 0.0
-    world.database_away, world.bus_up = False, True
+    world.crash_share = world.stale_share = world.lost_answers = world.network.lossy = 0.0
+    world.database_away, world.database_full, world.bus_up = False, False, True
     world.network.away.clear()
     world.network.scramble, world.network.latency = False, 0.02
     world.kernel.crash_share = world.kernel.deaf_share = world.kernel.stuck_share = 0.0
@@ -277,13 +302,13 @@ class Judge:
     def __init__(self, world: World) -> None:
         self._world = world
         self.wished: dict[str, dict[str, int]] = {}
-        self.touched: set[int] = set()  # replicas that someone stopped, started or restarted
+        self.touched: dict[int, int] = {}  # replicas that someone stopped, started or restarted, at which attempt
         self.excused: set[str] = set()  # nodes whose ledger was lost
         self._judged = 0
 
     def wish(self, name: str, **changes: int) -> None:
         new = {"replicas": 1, "cards": 1, "revision": 1, "nodes": 1, **self.wished.get(name, {}), **changes}
-        if self._world.database_away:
+        if self._world.database_away or self._world.database_full:
             return
         self.wished[name] = new
         self._world.wish(name, **new)
@@ -296,23 +321,30 @@ class Judge:
         for engine in ended[self._judged :]:
             self._judge_end(engine)
         self._judged = len(ended)
+        while self._world.kernel.doubled:
+            self._judge_double(*self._world.kernel.doubled.pop())
+
+    def _judge_double(self, engine: EngineProcess, other: EngineProcess) -> None:
+        """One shard on two nodes: only where the older one's node was given up for lost."""
+        if not Event.objects.filter(kind="node_lost", node__name=other.node).exists():
+            raise Broken(f"{engine.node}: {engine.label} was started while {other.label} lives on {other.node}")
 
     def _judge_end(self, engine: EngineProcess) -> None:
         uid, _, rank = engine.shard.rpartition("/")
         replica = Replica.objects.select_related("model", "revision").filter(uid=uid).first()
-        if replica is None or replica.wish != ReplicaWish.RUN or replica.pk in self.touched:
+        if replica is None or replica.wish != ReplicaWish.RUN or engine.epoch <= self.touched.get(replica.pk, -1):
             return
-        wished = self.wished[replica.model.name]
-        if wished["revision"] > 1 or engine.node in self.excused:
+        if engine.revision != _revision(replica.model) or engine.node in self.excused:
             return
-        if Event.objects.filter(kind="node_lost", node__shards__replica=replica).exists():
+        attempt = Shard.objects.filter(replica=replica, epoch=engine.epoch)
+        if Event.objects.filter(kind="node_lost", node__shards__in=attempt).exists():
             return
         if Node.objects.filter(shards__replica=replica, drain_deadline_at__isnull=False).exists():
             return  # all of it leaves, wherever its other ranks are
-        others = Shard.objects.filter(replica=replica, epoch=engine.epoch).exclude(rank=int(rank))
+        others = attempt.exclude(rank=int(rank))
         if any(each.state in ENDED_SHARD_STATES or each.state == ShardState.LOST for each in others):
             return  # a rank is gone, so the whole replica begins anew
-        shard = Shard.objects.filter(replica=replica, rank=int(rank), epoch=engine.epoch).first()
+        shard = attempt.filter(rank=int(rank)).first()
         if shard is not None and shard.state == ShardState.FAILED:
             return  # it did not become ready within its time, and that is why
         raise Broken(f"{engine.node}: the healthy {replica.label} ({engine.label}) was ended, and nothing asked for it")
@@ -349,6 +381,11 @@ def unsettled(world: World) -> str:
         }
     if running != expected:
         return f"runs {sorted(running - expected)} without a row, and rows {sorted(expected - running)} without it"
+    claims = GpuClaim.objects.filter(released_at__isnull=True, shard__state=ShardState.READY)
+    held = sorted(claims.values_list("shard__node__name", "gpu__uuid"))
+    used = sorted((engine.node, card) for engine in world.kernel.alive() for card in engine.gpus)
+    if held != used:
+        return f"engines use {used}, and their shards hold {held}"
     ended = Shard.objects.filter(state__in=ENDED_SHARD_STATES)
     if GpuClaim.objects.filter(released_at__isnull=True, shard__in=ended).exists():
         return "an ended shard holds cards"

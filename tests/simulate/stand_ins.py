@@ -15,6 +15,7 @@ from unittest.mock import patch
 from django.conf import settings
 from django.db import connections
 from django.db.backends.signals import connection_created
+from django.db.backends.sqlite3.base import SQLiteCursorWrapper
 
 from agent_client.ledger import Ledger
 from fleet.models import Node, Replica
@@ -71,13 +72,18 @@ def patched(world: "World") -> Iterator[None]:
             raise OSError(28, "No space left on device")
         save(ledger)
 
+    def execute(cursor: Any, query: str, params: Any = None) -> Any:
+        world.refuse_write(query)
+        return really_execute(cursor, query, params)
+
     def new_uuid() -> uuid.UUID:
         return uuid.UUID(int=chance.getrandbits(128), version=4)
 
-    save = Ledger._save
+    save, really_execute = Ledger._save, SQLiteCursorWrapper.execute
     with ExitStack() as stack:
         for target, name, new in [
             ("django.utils.timezone", "now", world.wall_now),
+            ("django.db.backends.sqlite3.base.SQLiteCursorWrapper", "execute", execute),
             ("fleet.agents.consumer", "time", time),
             ("fleet.agents.consumer", "in_database", world.in_database),
             ("fleet.agents.pump", "in_database", world.in_database),

@@ -20,7 +20,7 @@ from django.db.models.sql.compiler import SQLCompiler
 class Statement:
     """What stands around the WHERE, and what the compiler knows of the columns."""
 
-    __slots__ = ("before", "after", "params", "known", "converters")
+    __slots__ = ("after", "before", "converters", "known", "params")
 
     def __init__(self, before: str, after: str, params: tuple[Any, ...], compiler: Any) -> None:
         self.before, self.after, self.params = before, after, params
@@ -96,7 +96,9 @@ def _shape(compiler: Any) -> Any:
     if type(compiler) is not SQLCompiler or any(getattr(query, name) for name in _ABSENT):
         return None
     where = query.where
-    if query.group_by is not None or query._filtered_relations or where.contains_aggregate or where.contains_over_clause:
+    if query.group_by is not None or query._filtered_relations:
+        return None
+    if where.contains_aggregate or where.contains_over_clause:
         return None
     added = []
     for name, expression in query.annotation_select.items():

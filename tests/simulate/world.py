@@ -7,6 +7,7 @@ everything that is left to chance, so a seed replays exactly.
 import asyncio
 import contextlib
 import random
+import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
@@ -53,12 +54,15 @@ class World:
         self.worker: Process | None = None
         self.bus_up = True
         self.database_away = False
+        self.database_full = False
         self.pool: asyncio.Semaphore | None = None  # of connections; None: there is always one
         self.query_seconds = 0.001
-        self.wall_offset = timedelta()
+        self.wall_offset = self.database_offset = timedelta()
         self.crash_share = 0.0  # of the control plane's writes, after which its process is gone
+        self.lost_answers = 0.0  # share of what the database did and the caller never heard of
         self.stale_share = 0.0  # of the reconciler's ticks, which decide on an old snapshot
         self.over = False
+        self._dying = False
         self.processes: list[Process] = []
         self.checks: list[Callable[[], None]] = []
         self.log: list[str] = []
@@ -72,10 +76,10 @@ class World:
     # -- clocks ------------------------------------------------------------------------------------------------------
 
     def database_now(self) -> datetime:
-        return BEGIN + timedelta(seconds=self.loop.time())
+        return BEGIN + timedelta(seconds=self.loop.time()) + self.database_offset
 
     def wall_now(self) -> datetime:
-        return self.database_now() + self.wall_offset
+        return BEGIN + timedelta(seconds=self.loop.time()) + self.wall_offset
 
     # -- processes ---------------------------------------------------------------------------------------------------
 
@@ -169,7 +173,10 @@ class World:
             try:
                 if not self.database_away:
                     reconciler.run(holder=f"worker-{id(self.worker)}-{number}", now=self.wall_now(), whole=whole)
+            except OperationalError:
+                pass  # the next tick looks anew
             except Died:
+                self._dying = False
                 self.kill_worker()
                 self.loop.call_later(self.chance.uniform(0.5, 5.0), self.start_worker)
                 await self.loop.create_future()
@@ -178,7 +185,8 @@ class World:
         while True:
             await asyncio.sleep(JUDGE_SECONDS)
             if not self.database_away:
-                liveness.run(now=self.wall_now())
+                with contextlib.suppress(OperationalError):
+                    liveness.run(now=self.wall_now())
 
     # -- what stands in for I/O --------------------------------------------------------------------------------------
 
@@ -192,7 +200,16 @@ class World:
             self.kill_web()
             self.loop.call_later(self.chance.uniform(0.5, 5.0), self.start_web)
             await self.loop.create_future()
+        if self.lost_answers and self.chance.random() < self.lost_answers:
+            raise OperationalError("simulated: the connection was lost before the answer")
         return result
+
+    def refuse_write(self, statement: str) -> None:
+        """A full disk under the database; and what a process that was killed would have written in a `finally`."""
+        if self._dying:
+            raise Died
+        if self.database_full and statement.startswith(("INSERT", "UPDATE", "DELETE")):
+            raise sqlite3.OperationalError("database or disk is full")
 
     def publish(self, channel: str, payload: list[int]) -> None:
         if self.bus_up and channel == doorbell.NODES_CHANNEL:
@@ -220,6 +237,7 @@ class World:
     def do(self, action: Any, now: Any) -> bool:
         done = self._really_do(action, now)
         if self.crash_share and self.chance.random() < self.crash_share * 4:
+            self._dying = True
             raise Died
         return done
 
