@@ -142,8 +142,10 @@ class LazyRoom:
 
 
 def _take_lease(holder: str, now: datetime) -> bool:
-    free = Lease.objects.filter(Q(expires_at__isnull=True) | Q(expires_at__lt=now), name="reconcile")
-    mine = {"holder": holder, "expires_at": now + timedelta(seconds=LEASE_SECONDS)}
+    ends = now + timedelta(seconds=LEASE_SECONDS)
+    over = Q(expires_at__isnull=True) | Q(expires_at__lt=now)
+    over |= Q(expires_at__gt=ends + timedelta(seconds=LEASE_SECONDS))  # by a clock that was put back since
+    free, mine = Lease.objects.filter(over, name="reconcile"), {"holder": holder, "expires_at": ends}
     if free.update(**mine):
         return True
     _, made = Lease.objects.get_or_create(name="reconcile")

@@ -10,7 +10,7 @@ from django.utils import timezone
 from agent_client.protocol.messages import Register, Report, ShardReport
 from agent_client.protocol.states import ShardState
 from fleet.domain.states import CommandKind, CommandState, NodeStatus, ReplicaState, ReplicaWish
-from fleet.models import CatalogModel, Command, Event, Gpu, GpuClaim, Node, Replica, Shard
+from fleet.models import CatalogModel, Command, Event, Gpu, GpuClaim, Lease, Node, Replica, Shard
 from fleet.services import catalog, claims, nodes, operations, reconciler, reports
 from fleet.services.commands import desired_for, wire_name
 from fleet.services.errors import FleetError
@@ -103,6 +103,16 @@ def test_the_record_of_an_attempt_stays_with_the_first_and_the_latest_failure() 
     replica = Replica.objects.get()
     assert replica.first_failure["record"] == {"argv": ["try 1"]}
     assert replica.latest_failure["record"] == {"argv": ["try 3"]}
+
+
+def test_a_tick_that_died_holds_the_lease_for_its_seconds_and_not_until_a_clock_that_was_put_back_is_there_again() -> (
+    None
+):
+    now = timezone.now()
+    expires_at = now + datetime.timedelta(seconds=reconciler.LEASE_SECONDS)
+    Lease.objects.create(name="reconcile", holder="it died", expires_at=expires_at)
+    assert reconciler.run(holder="next", now=now + datetime.timedelta(seconds=1)) is None
+    assert reconciler.run(holder="next", now=now - datetime.timedelta(hours=1)) is not None
 
 
 def test_without_a_profile_there_is_nothing_to_do() -> None:

@@ -68,7 +68,7 @@ class World:
         self.log: list[str] = []
         self._rung: asyncio.Event | None = None
         self._load, self._really_do = reconciler.load_wishes, reconciler._do
-        self._old_wishes: Any = None
+        self._old_wishes: dict[bool, Any] = {}  # the last ones read, of either width
 
     def note(self, text: str) -> None:
         self.log.append(f"{self.loop.time() - 1000:7.2f} {text}")
@@ -229,7 +229,8 @@ class World:
         if unsettled_only:
             left_out = unsettled(self._load()) - (fresh.scope or set())
             assert not left_out, f"a tick that hurries has left out models {left_out}"
-        old, self._old_wishes = self._old_wishes, fresh
+        old = self._old_wishes.get(unsettled_only)
+        self._old_wishes[unsettled_only] = fresh
         if old is not None and self.chance.random() < self.stale_share:
             return old
         return fresh
