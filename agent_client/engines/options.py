@@ -103,6 +103,7 @@ def _is_number(word: str) -> bool:
 #: The profile's own field for what people put into extra_args; for the others there is none.
 _FIELDS = {
     "model": ("--model", "--model-path"),
+    "model_revision": ("--revision",),
     "tensor_parallel": ("--tensor-parallel-size", "--tp-size"),
     "pipeline_parallel": ("--pipeline-parallel-size", "--pp-size"),
     "data_parallel": ("--data-parallel-size", "--dp-size"),

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from agent_client.engines.base import Launch, LaunchSpec, cards, command, environment, refuse, rendezvous
 from agent_client.engines.command import Word, asked, extra, ours
 from agent_client.engines.options import refused, table
+from agent_client.engines.unmapped import unmapped
 from agent_client.profile import Problem, Profile
 
 OPTIONS = "sglang"
@@ -12,7 +13,8 @@ MODULE = ("-m", "sglang.launch_server")
 PROGRAM = "sglang_key.py"
 KEY_VARIABLE = "LLMGW_ENGINE_KEY"
 OWNED_FLAGS = (
-    *("--host", "--port", "--api-key", "--admin-api-key", "--served-model-name", "--model-path", "--config"),
+    *("--host", "--port", "--api-key", "--admin-api-key", "--served-model-name", "--model-path", "--revision"),
+    "--config",
     *("--fastapi-root-path", "--smg-grpc-mode", "--grpc-mode", "--grpc-port", "--smg-http-sidecar-port"),
     *("--enable-http2", "--ssl-keyfile", "--ssl-certfile", "--ssl-ca-certs", "--ssl-keyfile-password"),
     *("--tp-size", "--pp-size", "--dp-size", "--ep-size", "--base-gpu-id", "--gpu-id-step", "--use-ray"),
@@ -35,9 +37,11 @@ def internal_ports(profile: Profile) -> int:
 
 def plan(spec: LaunchSpec) -> Launch:
     profile = spec.profile
-    refuse(spec, (*refused(profile.extra_args, table(OPTIONS), OWNED_FLAGS), *_names(spec)))
+    known = refused(profile.extra_args, table(OPTIONS), OWNED_FLAGS)
+    refuse(spec, (*known, *_names(spec), *unmapped(profile, "SGLang", {})))
     words, key_by_environment = _command(spec)
     words += [*asked("--model-path", profile.model), *ours("--host", spec.address, "--port", spec.port)]
+    words += asked("--revision", profile.model_revision)
     words += asked("--served-model-name", spec.served_names[0])
     words += asked("--tp-size", profile.tensor_parallel)
     if profile.pipeline_parallel > 1:

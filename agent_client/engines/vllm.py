@@ -3,13 +3,14 @@
 from agent_client.engines.base import Launch, LaunchSpec, cards, command, environment, refuse, rendezvous
 from agent_client.engines.command import Word, asked, extra, ours
 from agent_client.engines.options import refused, table
+from agent_client.engines.unmapped import unmapped
 from agent_client.profile import Profile
 
 OPTIONS = "vllm"
 #: Where and how it serves, what it runs on, and what the profile has fields for.
 OWNED_FLAGS = (
     *("--host", "--port", "--uds", "--grpc", "--grpc-port", "--root-path", "--api-key", "--served-model-name"),
-    *("--ssl-keyfile", "--ssl-certfile", "--ssl-ca-certs", "--ssl-cert-reqs", "--model", "--config"),
+    *("--ssl-keyfile", "--ssl-certfile", "--ssl-ca-certs", "--ssl-cert-reqs", "--model", "--revision", "--config"),
     *("--tensor-parallel-size", "--pipeline-parallel-size", "--enable-expert-parallel", "--device-ids"),
     *("--data-parallel-size", "--data-parallel-size-local", "--data-parallel-rank", "--data-parallel-start-rank"),
     *("--data-parallel-address", "--data-parallel-rpc-port", "--data-parallel-backend"),
@@ -34,8 +35,8 @@ def internal_ports(profile: Profile) -> int:
 
 def plan(spec: LaunchSpec) -> Launch:
     profile = spec.profile
-    refuse(spec, refused(profile.extra_args, table(OPTIONS), OWNED_FLAGS))
-    words = [*command(spec, ("vllm", "serve")), *asked(profile.model)]
+    refuse(spec, (*refused(profile.extra_args, table(OPTIONS), OWNED_FLAGS), *unmapped(profile, "vLLM", {})))
+    words = [*command(spec, ("vllm", "serve")), *asked(profile.model), *asked("--revision", profile.model_revision)]
     words += ours("--host", spec.address, "--port", spec.port)
     words += asked("--served-model-name", *spec.served_names)
     words += asked("--tensor-parallel-size", profile.tensor_parallel)

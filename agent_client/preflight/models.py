@@ -34,7 +34,7 @@ def find(config: AgentConfig, profile: Profile, spec: ShardSpec) -> tuple[Path |
     if not model.startswith("/"):
         why = config.policy.against_hub(model) if model and profile.engine in _READ_HERE else None
         if why is None:
-            return None, []
+            return None, _unfetched(config, profile, spec)
         text = f"cannot start {spec.replica}: model {model} is no path, and {why}"
         return None, [_problem(FailureCode.POLICY_REFUSED, text, "name a path there, or see policy.hub in agent.yaml")]
     try:
@@ -49,6 +49,20 @@ def find(config: AgentConfig, profile: Profile, spec: ShardSpec) -> tuple[Path |
         text = f"cannot start {spec.replica}: {real} can't be read"
         return None, [_problem(FailureCode.MODEL_MISSING, text, "the agent's user must be able to read the model")]
     return Path(model), []
+
+
+def _unfetched(config: AgentConfig, profile: Profile, spec: ShardSpec) -> list[Problem]:
+    """What only the agent can do with a hub id, where the node's owner does not say where it may put the files."""
+    if config.policy.hub is not None or not profile.from_hub:
+        return []
+    hint = "set policy.hub in the node's agent.yaml, or name a path"
+    text = f"cannot start {spec.replica}: this node does not fetch models, and"
+    if profile.engine is EngineKind.LLAMACPP:
+        return [_problem(FailureCode.MODEL_MISSING, f"{text} llama.cpp takes a file, not {profile.model}", hint)]
+    if profile.model_files:
+        what = f"{profile.engine} can't be told to take {', '.join(profile.model_files)} only"
+        return [_problem(FailureCode.MODEL_MISSING, f"{text} {what}", hint)]
+    return []
 
 
 def read(profile: Profile, path: Path | None) -> Model:

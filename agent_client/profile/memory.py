@@ -6,7 +6,7 @@ weights / (TP x PP) + KV cache + overhead; engines.md section 6. All figures are
 from dataclasses import dataclass
 
 from agent_client.profile.model_facts import ModelFacts
-from agent_client.profile.parameters import DTYPE_BYTES, estimated_weights_bytes, parameters
+from agent_client.profile.parameters import DTYPE_BYTES, GGML_BITS, estimated_weights_bytes, parameters
 from agent_client.profile.profile import EngineKind, Profile
 
 MIB = 1024 * 1024
@@ -201,6 +201,8 @@ def kv_width(profile: Profile, facts: ModelFacts) -> tuple[float, str] | None:
         return 1.0, asked
     if asked in DTYPE_BYTES:
         return DTYPE_BYTES[asked], asked
+    if profile.engine is EngineKind.LLAMACPP and asked in GGML_BITS:
+        return GGML_BITS[asked] / 8, asked
     if asked != "auto":
         return None
     dtype = profile.dtype if profile.dtype in DTYPE_BYTES else facts.dtype

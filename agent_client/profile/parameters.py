@@ -9,6 +9,9 @@ from agent_client.profile.model_facts import ModelFacts, Quantization
 
 #: Bytes a parameter of whole tensors: engines.md section 6.
 DTYPE_BYTES = {"float32": 4.0, "float": 4.0, "bfloat16": 2.0, "float16": 2.0, "half": 2.0}
+#: Bits an element of llama.cpp's cache types, scales included (ggml's block sizes).
+GGML_BITS = {"f32": 32.0, "f16": 16.0, "bf16": 16.0, "q8_0": 8.5, "q5_1": 6.0, "q5_0": 5.5, "q4_1": 5.0, "q4_0": 4.5}
+GGML_BITS |= {"iq4_nl": 4.5}
 _FP8 = 1.0 + 4 / 128 / 128  # one byte, and a 4-byte scale for each block of 128 x 128
 _MXFP4 = 4.25 / 8  # four bits, and an 8-bit scale for each 32
 _NVFP4 = 4.5 / 8  # four bits, and an 8-bit scale for each 16

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import threading
+from typing import Any
 
 
 def main() -> int:
@@ -16,6 +17,9 @@ def main() -> int:
     parser.add_argument("--ctx-size", type=int, default=0)
     parser.add_argument("--parallel", type=int, default=1)
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--cache-type-k", default="", help="such as f16 or q8_0")
+    parser.add_argument("--cache-type-v", default="")
+    parser.add_argument("--split-mode", choices=("none", "layer", "row"), help="how several cards share a model")
     parser.add_argument("--metrics", action="store_true")
     args = parser.parse_args()
     try:
@@ -37,6 +41,15 @@ def main() -> int:
         params.n_ctx = args.ctx_size
     if args.threads:
         params.cpuparams.n_threads = args.threads
+    try:
+        if args.cache_type_k:
+            params.cache_type_k = _cache_type(xllamacpp, args.cache_type_k)
+        if args.cache_type_v:
+            params.cache_type_v = _cache_type(xllamacpp, args.cache_type_v)
+    except AttributeError as error:
+        return _fail(f"cannot start: llama.cpp has no such cache type ({error})")
+    if args.split_mode:
+        params.split_mode = ("none", "layer", "row").index(args.split_mode)  # enum llama_split_mode
     params.endpoint_metrics = args.metrics
     key = os.environ.get("LLAMA_API_KEY")
     if key:
@@ -54,6 +67,11 @@ def main() -> int:
         pass
     del server
     return 0
+
+
+def _cache_type(library: Any, name: str) -> Any:
+    """ggml's own; raises AttributeError."""
+    return getattr(library.ggml_type, f"GGML_TYPE_{name.upper()}")
 
 
 def _fail(text: str) -> int:

@@ -177,6 +177,7 @@ def test_a_squatted_port_is_passed_over_and_a_row_is_unbroken() -> None:
     first = these.start
     ports = Ports(these, "127.0.0.1", now=lambda: clock[0])
     with socket.socket() as squatter:
+        squatter.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # an earlier test's connections may linger
         squatter.bind(("", first + 2))
         squatter.listen()
         row = ports.take({first + 5}, 3)

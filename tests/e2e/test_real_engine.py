@@ -31,6 +31,7 @@ def test_llamacpp_serves_the_official_client(house: House, tmp_path: Path) -> No
     tiny_gguf.write(str(model))
     launcher = [sys.executable, str(ROOT / "agent_client" / "programs" / "xllamacpp_server.py")]
     profile = {"engine": "llamacpp", "model": str(model), "gpus": 0, "max_model_len": 512, "options": {"parallel": 2}}
+    profile["kv_cache_dtype"] = "bfloat16"
     serve(house, model.parent, profile, {"command": launcher}, 60)
 
 

@@ -32,6 +32,11 @@ FIELDS = {
 }
 CHOICES = {"--dtype", "--quantization", "--kv-cache-dtype"}
 PROFILES = st.fixed_dictionaries({}, optional=FIELDS)
+LLAMA_FIELDS: dict[str, Any] = {
+    "tensor_parallel": SIZES,
+    "max_model_len": FIELDS["max_model_len"],
+    "kv_cache_dtype": st.sampled_from(["auto", "q8_0", "f16", "float16"]),
+}
 NAMES = st.lists(st.sampled_from(["qwen", "qwen-chat", "default"]), min_size=1, max_size=3, unique=True)
 
 
@@ -120,10 +125,11 @@ LLAMA = {
 
 
 @pytest.mark.parametrize("program", LLAMA)
-@given(PROFILES, NAMES)
+@given(st.fixed_dictionaries({}, optional=LLAMA_FIELDS), NAMES)
 def test_llamacpp(program: str, profile: dict[str, Any], names: list[str]) -> None:
     command = LLAMA[program]
-    made = launch("llamacpp", command=command, served_names=tuple(names), options={"parallel": 2}, **profile)
+    options = {} if program == "llama_cpp_python" else {"parallel": 2}  # that one answers one request at a time
+    made = launch("llamacpp", command=command, served_names=tuple(names), options=options, **profile)
     found = checked(made.argv[len(command) or 1 :], program)
     assert found["--model"] == ["/models/m"]
     if program != "llama_cpp_python" and "max_model_len" in profile:
