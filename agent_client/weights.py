@@ -102,14 +102,22 @@ async def _follow(
                 now = Fetching(phase="fetching", done=done, total=total)
             case {"event": "checking", "done": int(done), "total": int(total)}:
                 now = Fetching(phase="checking", done=done, total=total)
-            case {"event": "waiting"}:
+            case {"event": "waiting", **far}:
                 # The other one's stall is for its own agent to judge; its lock ends with it.
-                now, stall_seconds = Fetching(phase="waiting"), float("inf")
+                now, stall_seconds = _waiting(far), float("inf")
             case _:
                 continue
         if now != seen:
             seen, moved = now, loop.time()
             on_progress(now)
+
+
+def _waiting(far: Mapping[str, Any]) -> Fetching:
+    """With how far the other one is, where it tells."""
+    done, total = far.get("done"), far.get("total")
+    if isinstance(done, int) and isinstance(total, int):
+        return Fetching(phase="waiting", done=done, total=total)
+    return Fetching(phase="waiting")
 
 
 def _request(

@@ -144,14 +144,23 @@ def _ignore(attempt: Attempt, event: Event, now: float) -> Step:
 # --- from the order to the first answer ------------------------------------------------------------------------------
 
 
+def _fetched_on(attempt: Attempt, event: Progressed, now: float) -> Step:
+    """How far its model has come, or the check of its files; forwards or back, for a fetch may begin anew."""
+    if (event.phase, event.share) == (attempt.phase, attempt.progress):
+        return attempt, ()
+    attempt = replace(attempt, phase=event.phase, progress=event.share)
+    return attempt, (Report(epoch=attempt.epoch, attempt=attempt),)
+
+
 def _checked(attempt: Attempt, event: Checked, now: float) -> Step:
+    attempt = replace(attempt, phase="", progress=None)
     if event.refused is not None:
         return ending.move(attempt, S.FAILED, told=event.refused)
     return ending.move(replace(attempt, spawning=True), S.LAUNCHING, Spawn(epoch=attempt.epoch))
 
 
 def _stop_unstarted(attempt: Attempt, event: StopAsked | DrainAsked, now: float) -> Step:
-    return ending.move(attempt, S.STOPPED, detail="stopped before it started")
+    return ending.move(replace(attempt, phase="", progress=None), S.STOPPED, detail="stopped before it started")
 
 
 def _spawned(attempt: Attempt, event: Spawned, now: float) -> Step:
@@ -292,6 +301,7 @@ def _undrain(attempt: Attempt, event: DrainCancelled, now: float) -> Step:
 
 
 TABLE: Mapping[tuple[ShardState, type[Event]], Row] = {
+    (S.VALIDATING, Progressed): _fetched_on,
     (S.VALIDATING, Checked): _checked,
     (S.VALIDATING, StopAsked): _stop_unstarted,
     (S.VALIDATING, DrainAsked): _stop_unstarted,

@@ -4,6 +4,7 @@ A process of its own, so that the agent stays small, can drop it at any moment, 
 model folder, whoever shares the disk; what came is compared with the hub's sizes and hashes before it is used.
 """
 
+import contextlib
 import fnmatch
 import glob
 import hashlib
@@ -62,10 +63,26 @@ class Request:
     def folder(self) -> Path:
         return self.cache / ("models--" + self.repo.replace("/", "--"))
 
+    @property
+    def locks(self) -> Path:
+        return self.cache / ".locks" / "llmgw"
+
+    @property
+    def note(self) -> Path:
+        """What the process that holds the lock is at."""
+        return self.locks / f"{self.folder.name}.progress"
+
 
 def say(**event: Any) -> None:
     sys.stdout.write(json.dumps(event) + "\n")
     sys.stdout.flush()
+
+
+def tell(request: Request, what: str, *, done: int, total: int) -> None:
+    """How far it is, to the agent and, by a note beside the lock, to whoever waits for the same files."""
+    say(event=what, done=done, total=total)
+    with contextlib.suppress(OSError):
+        _write(request.note, json.dumps([what, done, total]))
 
 
 def chosen(names: Iterable[str], patterns: tuple[str, ...]) -> list[str]:
@@ -85,19 +102,31 @@ def fetch(request: Request) -> Path:
     """The folder of the model's files, all of them whole; raises Failed."""
     from filelock import FileLock, Timeout
 
-    request.cache.mkdir(parents=True, exist_ok=True)
-    locks = request.cache / ".locks" / "llmgw"
-    locks.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(locks / f"{request.folder.name}.lock", mode=0o666)
-    said = False
+    request.locks.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(request.locks / f"{request.folder.name}.lock", mode=0o666)
+    told: tuple[int, int] | None = (-1, -1)
     while True:
         try:
             with lock.acquire(timeout=PROGRESS_SECONDS):
-                return _fetch(request)
+                request.note.unlink(missing_ok=True)  # of one that was killed
+                try:
+                    return _fetch(request)
+                finally:
+                    request.note.unlink(missing_ok=True)
         except Timeout:
-            if not said:
-                say(event="waiting")
-                said = True
+            found = _far(request)
+            if found != told:
+                told = found
+                say(event="waiting", **({} if found is None else {"done": found[0], "total": found[1]}))
+
+
+def _far(request: Request) -> tuple[int, int] | None:
+    """How far the one that is waited for has come; None where it does not tell."""
+    try:
+        _, done, total = json.loads(request.note.read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return None
+    return (done, total) if isinstance(done, int) and isinstance(total, int) else None
 
 
 def _fetch(request: Request) -> Path:
@@ -209,11 +238,11 @@ def _download(request: Request, commit: str, files: list[File], total: int) -> N
     def report() -> None:
         while not stopped.wait(PROGRESS_SECONDS):
             here = sum(file.size for file in files if _size(request, commit, file) == file.size)
-            say(event="progress", done=min(total, here + max(0, _partial_bytes(request))), total=total)
+            tell(request, "progress", done=min(total, here + max(0, _partial_bytes(request))), total=total)
 
     watcher = threading.Thread(target=report, daemon=True)
     watcher.start()
-    say(event="progress", done=before, total=total)
+    tell(request, "progress", done=before, total=total)
     try:
         snapshot_download(
             request.repo,
@@ -253,7 +282,7 @@ def _verify(request: Request, commit: str, files: list[File], total: int) -> lis
                 done += len(chunk)
                 if time.monotonic() - said > PROGRESS_SECONDS:
                     said = time.monotonic()
-                    say(event="checking", done=done, total=total)
+                    tell(request, "checking", done=done, total=total)
         expected = file.sha256 or file.sha1
         if expected and digest.hexdigest() != expected:
             bad.append((file, "has another hash than the hub lists"))

@@ -161,9 +161,7 @@ class Engine:
         """Bring the model here, as long as it is wanted; False when it is not to go on."""
 
         def show(phase: str, share: float | None) -> None:
-            attempt = self._machine.attempt
-            if attempt is not None and self._state(held.epoch) is ShardState.VALIDATING:
-                self._ground.on_report(replace(held.report(attempt, time.monotonic()), phase=phase, progress=share))
+            self.feed(events.Progressed(epoch=held.epoch, phase=phase, place=0, share=share))
 
         fetching = asyncio.ensure_future(self._ground.tools.fetch(held.profile, show))
         try:

@@ -19,7 +19,7 @@ PHASES: Mapping[ShardState, timedelta] = {
     ShardState.VALIDATING: timedelta(minutes=5),
     ShardState.LAUNCHING: timedelta(minutes=2),
 }
-#: On top of the profile's start_timeout_seconds, which the agent keeps.
+#: On top of the profile's start_timeout_seconds, which the agent keeps: without a byte, or without a line.
 LOADING_SLACK = timedelta(seconds=60)
 #: Of a ready engine, also of one that is shown as loading because it does not answer any more.
 OWING = (ShardState.READY, ShardState.LOADING, ShardState.DRAINING)
@@ -47,8 +47,12 @@ def _phase(
     replica: ReplicaView, shard: ShardView, profile: Profile | None, clock: datetime, heard_for: timedelta
 ) -> GiveUpShard | None:
     limit = PHASES.get(shard.state)
-    if shard.state is ShardState.LOADING and profile is not None:
-        limit = timedelta(seconds=profile.start_timeout_seconds) + LOADING_SLACK
+    if profile is not None:
+        by_profile = timedelta(seconds=profile.start_timeout_seconds) + LOADING_SLACK
+        if shard.state is ShardState.LOADING:
+            limit = by_profile
+        elif shard.state is ShardState.VALIDATING and profile.from_hub:
+            limit = max(PHASES[shard.state], by_profile)  # the model is fetched then
     if limit is None or shard.moved_at is None or shard.stalled_at is not None:
         return None
     for_ = min(clock - shard.moved_at, heard_for)

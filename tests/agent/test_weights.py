@@ -111,6 +111,20 @@ async def test_two_agents_with_one_disk_fetch_once_and_both_have_it_whole(tmp_pa
     assert hub.sent["model-00001-of-00002.safetensors"] == len(LARGE)
 
 
+async def test_who_waits_tells_how_far_the_other_one_is(tmp_path: Path, hub: Hub) -> None:
+    """So that a wait of an hour is seen to go on, and is not given up for one that stands still."""
+    hub.seconds_per_kib = 0.04
+    first = asyncio.create_task(fetch(config(tmp_path, hub), profile()))
+    while not list((tmp_path / "cache" / ".locks" / "llmgw").glob("*.progress")):
+        await asyncio.sleep(0.02)
+    seen: list[weights.Fetching] = []
+    second = await fetch(config(tmp_path, hub), profile(), seen=seen)
+    assert second == await first
+    assert {each.phase for each in seen} == {"waiting"}
+    assert len({each.share for each in seen if each.share is not None}) >= 2
+    assert not list((tmp_path / "cache" / ".locks" / "llmgw").glob("*.progress"))
+
+
 async def test_progress_is_told_in_bytes(tmp_path: Path, hub: Hub) -> None:
     hub.seconds_per_kib = 0.04
     seen: list[weights.Fetching] = []

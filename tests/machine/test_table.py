@@ -49,6 +49,20 @@ def test_progress_moves_the_deadline_and_standing_still_does_not() -> None:
     assert (life.attempt.state, life.attempt.code) == (S.FAILED, "start_timeout")
 
 
+def test_how_far_a_fetch_is_stays_told_until_it_is_done() -> None:
+    """A whole report in between tells the same: else each would look like progress to who judges by it."""
+    life = Life()
+    for share in (0.5, 0.9, 0.1):  # the files have come, and are checked
+        life.on(events.Progressed(**E, phase="fetching", place=0, share=share))
+        assert (life.attempt.phase, life.attempt.progress) == ("fetching", share)
+        assert isinstance(life.told[-1], effects.Report)
+    told = len(life.told)
+    life.on(events.Progressed(**E, phase="fetching", place=0, share=0.1))
+    assert len(life.told) == told
+    life.on(events.Checked(**E))
+    assert (life.attempt.state, life.attempt.phase, life.attempt.progress) == (S.LAUNCHING, "", None)
+
+
 def silent(life: Life, seconds: float) -> tuple[float | None, float | None]:
     """When it was unrouted and given up, of one that answers nothing any more."""
     unrouted = hung = None

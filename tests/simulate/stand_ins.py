@@ -76,6 +76,9 @@ def patched(world: "World") -> Iterator[None]:
         world.refuse_write(query)
         return really_execute(cursor, query, params)
 
+    async def fetch(agent: Any, profile: Any, on_progress: Any) -> Any:
+        return await world.fetch(agent, profile, on_progress) if world.fetch else profile
+
     def new_uuid() -> uuid.UUID:
         return uuid.UUID(int=chance.getrandbits(128), version=4)
 
@@ -105,6 +108,7 @@ def patched(world: "World") -> Iterator[None]:
             ("agent_client.preflight", "Ports", lambda *args, **more: SimpleNamespace(take=kernel.free_ports)),
             ("agent_client.probes", "ready", world.ready),
             ("agent_client.probes", "load", world.figures),
+            ("agent_client.app.Agent", "_fetch", fetch),
             ("agent_client.ledger.Ledger", "_save", full_disk),
             ("agent_client.supervisor.processes", "start_time", kernel.start_time),
             ("agent_client.supervisor.processes", "marked", kernel.marked),

@@ -4,17 +4,20 @@ Each test names the fault's whole kind; minutes and hours of it pass on the simu
 """
 
 import asyncio
+import dataclasses
 import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from agent_client.profile import Profile, parse_entry
 from fleet.domain.states import NodeStatus, ReplicaState, ReplicaWish
 from fleet.endpoints import published
 from fleet.models import Event, GpuClaim, Node, Replica, Shard
-from fleet.services import liveness, operations
+from fleet.services import catalog, liveness, operations
 from tests.simulate.kernel import EngineProcess
+from tests.simulate.machine import GPU_CLASS
 from tests.simulate.schedule import unsettled
 from tests.simulate.world import World, world
 
@@ -510,6 +513,50 @@ def test_a_node_that_comes_and_goes_gets_nothing_new_and_keeps_what_it_has() -> 
         assert Replica.objects.get(number=2).state == ReplicaState.PENDING
         assert (engine.code, Replica.objects.get(number=1).state) == (None, ReplicaState.READY)
         await until(w, MINUTE, lambda: Replica.objects.filter(state=ReplicaState.READY).count() == 2)
+
+    tell(story, nodes=1)
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(240)
+def _from_hub(w: World, *, seconds: float, step: float | None) -> None:
+    """A model by hub id that another agent fetches; its figure moves every `step` seconds, or never."""
+
+    async def fetch(agent: Any, profile: Profile, on_progress: Callable[[str, float | None], None]) -> Profile:
+        began = w.loop.time()
+        on_progress("waiting", 0.0 if step else None)
+        while w.loop.time() - began < seconds:
+            await asyncio.sleep(step or seconds)
+            on_progress("waiting", min(1.0, (w.loop.time() - began) / seconds) if step else None)
+        return dataclasses.replace(profile, model="/cache/m")
+
+    w.fetch = fetch
+    profile = {"engine": "vllm", "model": "org/m", "gpu_class": [GPU_CLASS], "start_timeout_seconds": 400}
+    catalog.save_entry(parse_entry({"name": "hub", "profile": profile}), actor="test")
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(240)
+def test_a_wait_for_another_agents_fetch_that_moves_is_never_given_up() -> None:
+    async def story(w: World) -> None:
+        await begin(w)
+        _from_hub(w, seconds=16 * MINUTE, step=5.5 * MINUTE)
+        took = await until(w, 20 * MINUTE, lambda: Replica.objects.filter(state=ReplicaState.READY).exists())
+        assert took > 16 * MINUTE
+        assert attempts() == {1}
+        assert len(w.kernel.processes) == 1
+
+    tell(story, nodes=1)
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(240)
+def test_a_fetch_that_does_not_move_for_the_profiles_time_is_given_up() -> None:
+    async def story(w: World) -> None:
+        await begin(w)
+        _from_hub(w, seconds=90 * MINUTE, step=None)
+        took = await until(w, 10 * MINUTE, lambda: attempts() >= {2})
+        assert took > 460
 
     tell(story, nodes=1)
 

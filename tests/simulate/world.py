@@ -61,6 +61,7 @@ class World:
         self.crash_share = 0.0  # of the control plane's writes, after which its process is gone
         self.lost_answers = 0.0  # share of what the database did and the caller never heard of
         self.stale_share = 0.0  # of the reconciler's ticks, which decide on an old snapshot
+        self.fetch: Any = None  # stands in for Agent._fetch, where a story has models by hub id
         self.over = False
         self._dying = False
         self.processes: list[Process] = []
