@@ -7,13 +7,14 @@ import os
 import signal
 import socket
 import sys
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent_client import config
+from agent_client import config, probes
 from agent_client.engines import Readiness
 from agent_client.hardware.leftovers import still_held
 from agent_client.ledger import Ledger
@@ -26,11 +27,13 @@ from tests.agent.test_agent import Node, order
 from tests.e2e.harness import ROOT
 from tests.support.ports import free_port
 
-SHORT = Limits(stuck=0.3, look=0.1, drain_look=0.1, quiet=0.3, hung=1.0)
+SHORT = Limits(stuck=0.3, look=0.1, drain_look=0.1, quiet=0.3, hung=1.0, blind=1.0)
 
 
 @pytest.fixture
-async def node(tmp_path: Path) -> Any:
+async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    for name in ("FOLLOW_SECONDS", "STRAY_SECONDS"):
+        monkeypatch.setattr(f"agent_client.supervisor.engine.{name}", 0.05)
     node = Node(tmp_path)
     node.limits = SHORT
     node.again()
@@ -65,35 +68,71 @@ def post(url: str, words: str = "hi", **fields: Any) -> Any:
 
 # --- the start -------------------------------------------------------------------------------------------------------
 
-LOADING = """
-import sys, time
-for n in range({steps}):
-    sys.stderr.write(f"(Worker_TP0 pid=7) Loading safetensors checkpoint shards: {{{percent}}}% Completed | {{n}}/8\\n")
-    sys.stderr.flush()
-    time.sleep(0.4)
-time.sleep(60)
-"""
+
+class Clock:
+    """The supervisor's time. Once stopped only a test moves it, however long the machine takes over something."""
+
+    def __init__(self) -> None:
+        self.now: float | None = None
+
+    def stop(self) -> None:
+        self.now = time.monotonic()
+
+    def add(self, seconds: float) -> None:
+        if self.now is not None:
+            self.now += seconds
+
+    def monotonic(self) -> float:
+        return time.monotonic() if self.now is None else self.now
 
 
-async def test_a_slow_load_that_moves_is_not_killed_and_is_shown(node: Node) -> None:
-    script = LOADING.format(steps=6, percent="n * 12")
-    first = engine(node, script, start_timeout_seconds=1, stop_grace_seconds=0)
-    await node.supervisor.start(first)
-    begun = asyncio.get_running_loop().time()
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr("agent_client.supervisor.engine.time", found)
+    return found
+
+
+async def loading(node: Node) -> Any:
+    """An engine that only sleeps; the test itself writes its output."""
+    await node.supervisor.start(engine(node, "import time; time.sleep(600)", stop_grace_seconds=0))
+    await node.until(ShardState.LOADING)
+    log = Path(node.config.state_dir / "logs" / "uid-0@1.log")
+
+    def write(percent: int) -> None:
+        with log.open("a") as file:
+            file.write(f"(Worker_TP0 pid=7) Loading safetensors checkpoint shards: {percent}% Completed | 1/8\n")
+
+    return write
+
+
+async def test_a_slow_load_that_moves_is_not_killed_and_is_shown(node: Node, clock: Clock) -> None:
+    """F25, failures 36: the limit is half an hour without progress; this one takes four hours."""
+    clock.stop()
+    write = await loading(node)
+    shown = [0.0, 0.12, 0.24, 0.36, 0.48, 0.60, 0.72, 0.84]
+    for share in shown:
+        write(round(share * 100))
+        await until(node, lambda report, share=share: report.phase == "weights" and report.progress == share)
+        clock.add(1750)
+    clock.add(100)
     failed = await node.until(ShardState.FAILED)
-    assert asyncio.get_running_loop().time() - begun > 2.5  # the limit is one second without progress
     assert failed.code == FailureCode.START_TIMEOUT
-    shown = [report.progress for report in node.reports if report.phase == "weights" and report.progress is not None]
-    assert shown == sorted(shown)
-    assert len(shown) >= 5
+    assert "84% Completed" in failed.detail
+    assert [report.progress for report in node.reports if report.phase == "weights"] == shown
 
 
-async def test_a_load_that_goes_round_in_circles_is_stuck(node: Node) -> None:
-    script = LOADING.format(steps=100, percent="n % 2 * 12")
-    first = engine(node, script, start_timeout_seconds=1, stop_grace_seconds=0)
-    await node.supervisor.start(first)
-    async with asyncio.timeout(5):
-        assert (await node.until(ShardState.FAILED)).code == FailureCode.START_TIMEOUT
+async def test_a_load_that_goes_round_in_circles_is_stuck(node: Node, clock: Clock) -> None:
+    clock.stop()
+    write = await loading(node)
+    write(12)
+    await until(node, lambda report: report.progress == 0.12)
+    clock.add(1750)
+    for percent in (0, 12, 0, 12):
+        write(percent)
+        await asyncio.sleep(0.1)
+    clock.add(100)
+    assert (await node.until(ShardState.FAILED)).code == FailureCode.START_TIMEOUT
 
 
 async def test_a_port_that_was_taken_after_its_choice_costs_another_port_and_no_failure(node: Node) -> None:
@@ -171,22 +210,32 @@ async def test_an_engine_that_is_healthy_and_makes_no_token_is_unrouted_and_ende
     assert failed.record["argv"]
 
 
-async def test_a_busy_engine_is_neither_asked_nor_restarted(node: Node) -> None:
-    node.limits = dataclasses.replace(SHORT, quiet=1.0)
-    node.again()
-    await node.supervisor.start(order(extra_args=["--chunk-delay", "0.1"]))
-    ready = await node.until(ShardState.READY)
+async def test_a_busy_engine_is_neither_asked_nor_restarted(node: Node, clock: Clock) -> None:
+    """F31: what moves in its figures proves that it lives; each look at them takes a tenth of the quiet time."""
     asked = []
+
+    async def load(endpoint: str, key: str | None) -> Figures:
+        clock.add(0.1)
+        found = await asyncio.to_thread(probes.load, endpoint, key=key)
+        return Figures(running=found.running, waiting=found.waiting, moving=found.moving)
 
     async def no_answer(*_: Any) -> bool:
         asked.append(1)
         return False
 
+    node.tools["load"] = load
+    node.limits = dataclasses.replace(SHORT, quiet=1.0)
+    node.again()
+    await node.supervisor.start(order(extra_args=["--chunk-delay", "0.1"]))
+    ready = await node.until(ShardState.READY)
     ground = node.supervisor._ground
     broken = dataclasses.replace(ground, tools=dataclasses.replace(ground.tools, probe=no_answer))
     node.supervisor._engines["uid/0"]._ground = broken
-    answer = await asyncio.to_thread(lambda: post(ready.endpoint or "", "word " * 22, stream=True).read())
+    clock.stop()
+    begun = clock.monotonic()
+    answer = await asyncio.to_thread(lambda: post(ready.endpoint or "", "word " * 20, stream=True).read())
     assert b"[DONE]" in answer
+    assert clock.monotonic() > begun + 1.0
     assert not asked
     assert node.reports[-1].state is ShardState.READY
 
@@ -197,10 +246,9 @@ async def test_a_busy_engine_is_neither_asked_nor_restarted(node: Node) -> None:
 async def test_a_drain_waits_for_what_runs_and_then_stops(node: Node) -> None:
     await node.supervisor.start(order(extra_args=["--chunk-delay", "0.1"]))
     ready = await node.until(ShardState.READY)
-    answer = asyncio.create_task(
-        asyncio.to_thread(lambda: post(ready.endpoint or "", "word " * 15, stream=True).read())
-    )
-    await asyncio.sleep(0.3)
+    answer = asyncio.create_task(asyncio.to_thread(lambda: post(ready.endpoint or "", "word " * 8, stream=True).read()))
+    while not (await asyncio.to_thread(probes.load, ready.endpoint or "", key="CANARY")).running:
+        await asyncio.sleep(0.02)
     await node.supervisor.drain("uid/0", 1, deadline_seconds=20, reason="test")
     await node.until(ShardState.STOPPED)
     assert answer.done()
@@ -285,15 +333,15 @@ def test_a_dead_holder_is_named_and_a_living_stranger_is_not_waited_for(tmp_path
 
 
 async def test_sglang_above_rank_0_is_not_termed_but_waited_for(node: Node, tmp_path: Path) -> None:
-    mark = tmp_path / "termed"
+    mark, over = tmp_path / "termed", tmp_path / "over"
     script = f"""
 import signal, sys, time, pathlib
 signal.signal(signal.SIGTERM, lambda *_: pathlib.Path({str(mark)!r}).write_text("x"))
-print("up", flush=True)
-time.sleep({{seconds}})
+while not pathlib.Path({str(over)!r}).exists():
+    time.sleep(0.02)
 """
     path = tmp_path / "rank.py"
-    path.write_text(script.format(seconds=1.5))
+    path.write_text(script)
     engines = {EngineKind.SGLANG: config.EnginePolicy(command=(sys.executable, str(path)))}
     node.config = dataclasses.replace(node.config, policy=dataclasses.replace(node.config.policy, engines=engines))
     node.again()
@@ -302,6 +350,8 @@ time.sleep({{seconds}})
     await node.supervisor.start(dataclasses.replace(first, spec=spec))
     pid = (await node.until(ShardState.READY)).pids[0]
     await node.supervisor.stop("uid/0", 1, grace_seconds=20, reason="test")
+    await node.until(ShardState.STOPPING)
+    over.touch()
     await node.until(ShardState.STOPPED)  # it ended by itself, as it does when rank 0 has gone
     assert processes.start_time(pid) is None
     assert not mark.exists()
