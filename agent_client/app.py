@@ -48,6 +48,7 @@ from agent_client.protocol.messages import (
 )
 from agent_client.protocol.states import FailureCode
 from agent_client.supervisor import Figures, NodeTools, OrderRefused, Supervisor
+from agent_client.supervisor.cgroup import here as own_cgroups
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +88,7 @@ class Agent:
                 holders=self._holders,
                 surroundings=self._surroundings,
                 oom_killed=oom_killed,
+                cgroups=own_cgroups,
                 sick_card=self._sick_card,
             ),
             on_report=self._shard_changed,

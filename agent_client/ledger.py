@@ -32,6 +32,7 @@ class Entry:
     readiness: dict[str, Any] = field(default_factory=dict)
     argv: list[str] = field(default_factory=list)  # as it may be shown, without secrets
     env: dict[str, str] = field(default_factory=dict)  # the same
+    cgroup: str = ""  # of its own, where one was permitted
     internal_ports: list[int] = field(default_factory=list)
 
     @property

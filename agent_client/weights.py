@@ -112,7 +112,7 @@ async def _follow(
             on_progress(now)
 
 
-def _waiting(far: Mapping[str, Any]) -> Fetching:
+def _waiting(far: Mapping[Any, Any]) -> Fetching:
     """With how far the other one is, where it tells."""
     done, total = far.get("done"), far.get("total")
     if isinstance(done, int) and isinstance(total, int):

@@ -69,6 +69,7 @@ class Supervisor:
             limits=limits or Limits(),
             on_report=on_report,
             labels=self._accounted,
+            cgroups=tools.cgroups(mark),
         )
         self._engines: dict[str, Engine] = {}
         self._found: dict[str, Found] = {}  # label → an engine of ours that the ledger does not know
@@ -81,7 +82,7 @@ class Supervisor:
         return known + tuple(found.report(self._ground.config.mgmt_addr) for found in self._found.values())
 
     def owned_pids(self) -> set[int]:
-        return set(processes.marked(self._ground.mark))
+        return set(self._ground.members())
 
     def owned_gpus(self) -> set[str]:
         """UUIDs of the cards that our engines were given."""
@@ -99,6 +100,8 @@ class Supervisor:
     async def adopt(self) -> None:
         """Take back what an earlier agent process started. Call once, before the stream opens."""
         ground = self._ground
+        if ground.cgroups is not None:
+            await asyncio.to_thread(ground.cgroups.sweep)
         marked = await asyncio.to_thread(processes.marked, ground.mark)
         for entry in list(ground.ledger.entries.values()):
             try:
@@ -107,6 +110,8 @@ class Supervisor:
             except (MessageError, ProfileError):
                 continue  # written by another version: apply() ends what it left
             held = Held(shard=entry.shard, epoch=entry.epoch, spec=spec, profile=profile, entry=entry)
+            if not entry.cgroup and ground.cgroups is not None:
+                entry.cgroup = ground.cgroups.find(held.label)  # it was made after the last record
             if not entry.pid and entry.boot_id == ground.boot_id:
                 _find_unrecorded(entry, find(marked))
             alive = entry.boot_id == ground.boot_id and processes.same_process(entry.pid, entry.start_time)
@@ -226,6 +231,7 @@ class Supervisor:
             endpoint=found.endpoint(self._ground.config.mgmt_addr),
             log_path=str(log_path(self._ground, held.shard, held.epoch)),
             spec=plain_part(held.spec),
+            cgroup=self._ground.cgroups.find(held.label) if self._ground.cgroups is not None else "",
         )
 
     async def _end_strays(self, kept: set[str]) -> None:
@@ -240,7 +246,7 @@ class Supervisor:
         while strays and time.monotonic() < kill_at + STRAY_GRACE_SECONDS:  # nothing starts beside them
             processes.signal_all(strays, number)
             await asyncio.sleep(0.1)
-            strays &= set(await asyncio.to_thread(processes.marked, self._ground.mark))
+            strays &= set(await asyncio.to_thread(self._ground.members))
             number = signal.SIGKILL if time.monotonic() >= kill_at else signal.SIGTERM
         await asyncio.to_thread(processes.remove_shared_memory, leftovers)
 

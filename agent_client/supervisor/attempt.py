@@ -13,7 +13,7 @@ from agent_client.ledger import Entry
 from agent_client.machine import Attempt, Limits
 from agent_client.profile import EngineKind, Profile
 from agent_client.protocol.messages import ShardReport, ShardSpec
-from agent_client.supervisor import processes
+from agent_client.supervisor import cgroup, processes
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,9 +37,19 @@ class Held:
     def readiness(self) -> Readiness:
         return Readiness(**self.entry.readiness) if self.entry else Readiness()
 
+    @property
+    def label(self) -> str:
+        return f"{self.shard}@{self.epoch}"
+
+    @property
+    def cgroup(self) -> Path | None:
+        """Its own, where one was permitted."""
+        return Path(self.entry.cgroup) if self.entry is not None and self.entry.cgroup else None
+
     def see(self, mark: str) -> list[int]:
         """The processes that are there now, and what must be looked for when they are gone. Reads /proc."""
-        found = processes.of_shard(mark, self.shard, self.epoch)
+        in_cgroup = cgroup.pids(self.cgroup) if self.cgroup is not None else set()
+        found = sorted(in_cgroup | set(processes.of_shard(mark, self.shard, self.epoch)))
         self.pids.update(found)
         self.shared_memory.update(processes.shared_memory(found))
         return found
@@ -76,12 +86,14 @@ def limits(template: Limits, profile: Profile, spec: ShardSpec) -> Limits:
     return Limits(**values)
 
 
-def spawn(held: Held, launch: Launch, *, mark: str, base_env: Mapping[str, str]) -> None:
+def spawn(
+    held: Held, launch: Launch, *, mark: str, base_env: Mapping[str, str], cgroups: cgroup.Cgroups | None
+) -> None:
     """Start the process in a session of its own, its output to a file: it outlives the agent. Raises OSError."""
     entry = held.entry
     assert entry is not None
     env = dict(base_env) | {variable.name: variable.value for variable in launch.env}
-    env |= {processes.SHARD_VARIABLE: f"{held.shard}@{held.epoch}", processes.STATE_VARIABLE: mark}
+    env |= {processes.SHARD_VARIABLE: held.label, processes.STATE_VARIABLE: mark}
     env |= {processes.PORT_VARIABLE: str(entry.port)}
     env["SPT_NOENV"] = "1"  # else setproctitle, which engines use, writes over the environment that tells whose it is
     Path(entry.log_path).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -99,5 +111,7 @@ def spawn(held: Held, launch: Launch, *, mark: str, base_env: Mapping[str, str])
     finally:
         os.close(handle)
     entry.pid = held.child.pid
+    if cgroups is not None:
+        entry.cgroup = cgroups.enter(held.label, entry.pid)
     entry.start_time = processes.start_time(entry.pid) or 0
     entry.argv_hash = hashlib.sha256("\0".join(launch.argv).encode()).hexdigest()

@@ -16,7 +16,7 @@ from agent_client.machine import Attempt, Failure, Shard, Why, effects, events, 
 from agent_client.profile import Profile
 from agent_client.protocol.messages import ShardReport
 from agent_client.protocol.states import FailureCode, ShardState
-from agent_client.supervisor import output, processes
+from agent_client.supervisor import cgroup, output, processes
 from agent_client.supervisor.attempt import Held, limits, spawn
 from agent_client.supervisor.choosing import choose
 from agent_client.supervisor.explaining import explain
@@ -211,7 +211,7 @@ class Engine:
             return launch
         assert held.entry is not None
         try:
-            spawn(held, launch, mark=ground.mark, base_env=base_environment())
+            spawn(held, launch, mark=ground.mark, base_env=base_environment(), cgroups=ground.cgroups)
         except OSError as error:
             text = f"cannot start {spec.replica}: {launch.argv[0]}: {error.strerror}"
             return Failure(code=FailureCode.SPAWN_FAILED.value, detail=text)
@@ -308,6 +308,8 @@ class Engine:
         """To the group, and to all that carry the shard's mark: children may have left group and session."""
         if held.entry is None:
             return
+        if number is signal.SIGKILL and held.cgroup is not None:
+            cgroup.kill(held.cgroup)
         processes.signal_group(held.entry.pid, held.entry.start_time, number)
         processes.signal_all(await asyncio.to_thread(held.see, self._ground.mark), number)
 
@@ -317,6 +319,8 @@ class Engine:
             what = await asyncio.to_thread(self._left, held)
             if not what:
                 await asyncio.to_thread(processes.remove_shared_memory, held.shared_memory)
+                if held.cgroup is not None:
+                    await asyncio.to_thread(cgroup.remove, held.cgroup)
                 return self.feed(events.Emptied(epoch=held.epoch))
             self.feed(events.Remaining(epoch=held.epoch, what=what))
             await asyncio.sleep(pause)

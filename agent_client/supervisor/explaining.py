@@ -4,7 +4,7 @@ from pathlib import Path
 
 from agent_client.launching import read_secrets
 from agent_client.machine import Failure, Why
-from agent_client.supervisor import evidence
+from agent_client.supervisor import cgroup, evidence
 from agent_client.supervisor.attempt import Held
 from agent_client.supervisor.ground import Ground
 
@@ -24,7 +24,7 @@ def explain(ground: Ground, held: Held, why: Why, seconds: float, until: int | N
     lines, replica = output_of(ground, held, until=until), held.spec.replica
     code, signal_ = held.exit_code, held.exit_signal
     entry, tools = held.entry, ground.tools
-    oom = why is Why.EXITED and tools.oom_killed(held.pids | ({entry.pid} if entry else set()))
+    oom = why is Why.EXITED and _oom_killed(held, ground)
     held.tail = evidence.fitting(lines[-evidence.TAIL_LINES :], evidence.TAIL_TOLD)
     held.record = evidence.attempt_record(
         argv=entry.argv if entry else (),
@@ -45,6 +45,13 @@ def explain(ground: Ground, held: Held, why: Why, seconds: float, until: int | N
         )
     card = tools.sick_card(held.spec)
     return failure if card is None else evidence.of_card(replica, failure, *card)
+
+
+def _oom_killed(held: Held, ground: Ground) -> bool:
+    """By its own cgroup's count, which every user may read, or by the kernel's log."""
+    if held.cgroup is not None and cgroup.oom_kills(held.cgroup):
+        return True
+    return ground.tools.oom_killed(held.pids | ({held.entry.pid} if held.entry else set()))
 
 
 def _secrets(ground: Ground, held: Held) -> list[str]:

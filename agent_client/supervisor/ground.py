@@ -11,7 +11,7 @@ from agent_client.ledger import Ledger
 from agent_client.machine import Limits
 from agent_client.profile import Profile
 from agent_client.protocol.messages import ShardReport, ShardSpec
-from agent_client.supervisor import processes
+from agent_client.supervisor import cgroup, processes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +51,10 @@ def _not_killed(pids: Collection[int]) -> bool:
     return False
 
 
+def _no_cgroups(mark: str) -> None:
+    return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeTools:
     """What the supervisor needs of its siblings. Those that aren't coroutines may block and run in threads."""
@@ -70,6 +74,7 @@ class NodeTools:
     surroundings: Callable[[ShardSpec, Profile], Mapping[str, Any]] = _nothing_known  # versions, state of the cards
     sick_card: Callable[[ShardSpec], tuple[str, str] | None] = _no_sick_card  # sentence and hint, by a fresh look
     oom_killed: Callable[[Collection[int]], bool] = _not_killed  # whether the kernel says so of one of these
+    cgroups: Callable[[str], cgroup.Cgroups | None] = _no_cgroups  # by this agent's mark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,10 +87,16 @@ class Ground:
     limits: Limits
     on_report: Callable[[ShardReport], None]
     labels: Callable[[], Collection[str]] = _nobody  # "shard@epoch" of all that is accounted for
+    cgroups: cgroup.Cgroups | None = None  # None: none is permitted here
     choosing: asyncio.Lock = field(default_factory=asyncio.Lock)  # of a port, until it is in the ledger
+
+    def members(self) -> dict[int, str]:
+        """Every process that belongs to this agent's engines → its "shard@epoch". Reads /proc."""
+        in_cgroups = self.cgroups.marked() if self.cgroups is not None else {}
+        return in_cgroups | processes.marked(self.mark)
 
     async def strays(self, known: Callable[[], Collection[str]]) -> list[int]:
         """Marked processes of no known label. Asked after the look: what was started since is known by then."""
-        found = await asyncio.to_thread(processes.marked, self.mark)
+        found = await asyncio.to_thread(self.members)
         labels = known()
         return sorted(pid for pid, label in found.items() if label not in labels)

@@ -118,6 +118,7 @@ def patched(world: "World") -> Iterator[None]:
             ("agent_client.supervisor", "time", time),
             ("agent_client.supervisor.engine", "time", time),
             ("agent_client.app", "oom_killed", lambda pids: False),
+            ("agent_client.app", "own_cgroups", lambda mark: None),
             ("agent_client.supervisor.processes", "shared_memory", lambda pids: set()),
             ("agent_client.supervisor.processes", "variable", kernel.variable),
             ("platform", "platform", lambda: "simulated"),
