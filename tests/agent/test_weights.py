@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from agent_client import weights
 from agent_client.config import AgentConfig, ConfigError, HubPolicy, Policy, load
@@ -113,16 +114,22 @@ async def test_two_agents_with_one_disk_fetch_once_and_both_have_it_whole(tmp_pa
 
 async def test_who_waits_tells_how_far_the_other_one_is(tmp_path: Path, hub: Hub) -> None:
     """So that a wait of an hour is seen to go on, and is not given up for one that stands still."""
-    hub.seconds_per_kib = 0.04
-    first = asyncio.create_task(fetch(config(tmp_path, hub), profile()))
-    while not list((tmp_path / "cache" / ".locks" / "llmgw").glob("*.progress")):
-        await asyncio.sleep(0.02)
+    locks = tmp_path / "cache" / ".locks" / "llmgw"
+    locks.mkdir(parents=True)
+    note = locks / "models--org--tiny.progress"
     seen: list[weights.Fetching] = []
-    second = await fetch(config(tmp_path, hub), profile(), seen=seen)
-    assert second == await first
-    assert {each.phase for each in seen} == {"waiting"}
-    assert len({each.share for each in seen if each.share is not None}) >= 2
-    assert not list((tmp_path / "cache" / ".locks" / "llmgw").glob("*.progress"))
+    with FileLock(locks / "models--org--tiny.lock"):  # in the place of another agent's process
+        waiting = asyncio.create_task(fetch(config(tmp_path, hub), profile(), seen=seen))
+        async with asyncio.timeout(30):
+            for done in (None, 10, 20, 40, 5):  # the last: its files have come, and it checks them
+                if done is not None:
+                    note.write_text(json.dumps(["progress", done, 40]))
+                while not seen or seen[-1].done != done:
+                    await asyncio.sleep(0.02)
+        assert {each.phase for each in seen} == {"waiting"}
+        assert [each.share for each in seen] == [None, 0.25, 0.5, 1.0, 0.125]
+    assert isinstance(await waiting, Profile)
+    assert not note.exists()
 
 
 async def test_progress_is_told_in_bytes(tmp_path: Path, hub: Hub) -> None:
