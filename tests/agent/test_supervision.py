@@ -27,7 +27,7 @@ from tests.agent.test_agent import Node, order
 from tests.e2e.harness import ROOT
 from tests.support.ports import free_port
 
-SHORT = Limits(stuck=0.3, look=0.1, drain_look=0.1, quiet=0.3, hung=1.0, blind=1.0)
+SHORT = Limits(stuck=0.3, look=0.1, drain_look=0.1, quiet=0.3, hung=1.0)
 
 
 @pytest.fixture
