@@ -97,10 +97,12 @@ def spawn(
     env |= {processes.PORT_VARIABLE: str(entry.port)}
     env["SPT_NOENV"] = "1"  # else setproctitle, which engines use, writes over the environment that tells whose it is
     Path(entry.log_path).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    entry.cgroup = cgroups.make(held.label) if cgroups is not None else ""
+    argv = cgroup.entering(entry.cgroup, launch.argv, env.get("PATH")) if entry.cgroup else launch.argv
     handle = os.open(entry.log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         held.child = subprocess.Popen(
-            launch.argv,
+            argv,
             stdin=subprocess.DEVNULL,
             stdout=handle,
             stderr=handle,
@@ -111,7 +113,5 @@ def spawn(
     finally:
         os.close(handle)
     entry.pid = held.child.pid
-    if cgroups is not None:
-        entry.cgroup = cgroups.enter(held.label, entry.pid)
     entry.start_time = processes.start_time(entry.pid) or 0
     entry.argv_hash = hashlib.sha256("\0".join(launch.argv).encode()).hexdigest()

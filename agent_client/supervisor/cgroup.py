@@ -6,8 +6,10 @@ switched on here: a service whose own cgroup has controllers for its children co
 """
 
 import contextlib
+import errno
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote
@@ -15,6 +17,7 @@ from urllib.parse import quote, unquote
 #: Pure v2, and v2 beside v1.
 MOUNTS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
 PROC = Path("/proc")
+_ENTER = '{ echo 0 >"$1"; } 2>/dev/null; shift; exec "$@"'  # 0: the process that writes
 #: Set by systemd on what Delegate= gives away; without it even root leaves systemd's tree alone.
 _DELEGATED = ("user.delegate", "trusted.delegate")
 
@@ -26,14 +29,12 @@ class Cgroups:
     base: Path
     mark: str
 
-    def enter(self, label: str, pid: int) -> str:
-        """Put a process that has just been started into a cgroup of its own; "" where that can't be."""
+    def make(self, label: str) -> str:
+        """A new one for what is about to be started; "" where that can't be."""
         path = self._path(label)
         try:
             path.mkdir(exist_ok=True)
-            (path / "cgroup.procs").write_text(str(pid), encoding="ascii")
         except OSError:
-            remove(path)
             return ""
         return str(path)
 
@@ -74,6 +75,16 @@ def here(mark: str, *, mounts: tuple[Path, ...] = MOUNTS, proc: Path = PROC) -> 
     if own != mount and _delegated(own.parent) and "memory" in _words(own.parent / "cgroup.subtree_control"):
         return Cgroups(own.parent, mark)
     return Cgroups(own, mark) if _delegated(own) else None
+
+
+def entering(path: str, argv: Sequence[str], search: str | None) -> list[str]:
+    """A command that enters the cgroup and then becomes `argv`, with the same pid: no child of it can be outside.
+
+    It goes on outside where it may not enter. Raises FileNotFoundError when there is no such program, as exec would.
+    """
+    if shutil.which(argv[0], path=search) is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), argv[0])
+    return ["/bin/sh", "-c", _ENTER, "sh", f"{path}/cgroup.procs", *argv]
 
 
 def pids(path: Path) -> set[int]:

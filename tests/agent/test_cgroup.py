@@ -85,10 +85,13 @@ def test_without_the_right_nothing_is_said(
     assert tree.here() is None
 
 
-def test_a_cgroup_that_can_not_be_entered_is_removed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Path, "write_text", lambda *_, **__: (_ for _ in ()).throw(OSError(16, "busy")))
-    assert cgroup.Cgroups(tmp_path, "mark").enter("uid/0@1", 7) == ""
-    assert list(tmp_path.iterdir()) == []
+def test_what_may_not_enter_is_started_all_the_same(tmp_path: Path) -> None:
+    assert cgroup.Cgroups(tmp_path / "none", "mark").make("uid/0@1") == ""
+    argv = cgroup.entering(str(tmp_path / "none"), ["echo", "$HOME", "a b"], os.environ["PATH"])
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("$HOME a b\n", "")
+    with pytest.raises(FileNotFoundError):
+        cgroup.entering(str(tmp_path), ["no-such-program"], os.environ["PATH"])
 
 
 def test_processes_are_told_by_label_and_others_cgroups_are_not_ours(tmp_path: Path) -> None:
@@ -145,8 +148,10 @@ time.sleep(600)
 
 def test_a_process_in_it_is_seen_killed_and_gone(real: Path) -> None:
     ours = cgroup.Cgroups(real, "mark")
-    child = subprocess.Popen(["sleep", "60"])
-    path = Path(ours.enter("uid/0@1", child.pid))
+    path = Path(ours.make("uid/0@1"))
+    child = subprocess.Popen(cgroup.entering(str(path), ["sleep", "60"], os.environ["PATH"]))
+    while not ours.marked():
+        assert child.poll() is None
     assert ours.marked() == {child.pid: "uid/0@1"}
     ours.sweep()
     assert path.exists()  # somebody is in it

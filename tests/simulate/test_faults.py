@@ -532,6 +532,7 @@ def _from_hub(w: World, *, seconds: float, step: float | None) -> None:
 
     w.fetch = fetch
     profile = {"engine": "vllm", "model": "org/m", "gpu_class": [GPU_CLASS], "start_timeout_seconds": 400}
+    profile["env"] = {"REVISION": "1"}
     catalog.save_entry(parse_entry({"name": "hub", "profile": profile}), actor="test")
 
 
