@@ -41,14 +41,12 @@ class Answers:
         if self.transport is None or request is None:
             return
         self.begun, self._chunked = True, False
-        lines = self._parts
-        lines.append(_LINES.get(status) or b"HTTP/1.1 %d Status\r\n" % status)
-        lines.append(given)
+        lines, line = self._parts, _LINES.get(status) or b"HTTP/1.1 %d Status\r\n" % status
         id_ = request.id.encode("latin-1")
         if length is not None:
-            lines.append(b"Content-Length: %d\r\nX-Request-Id: %b\r\n" % (length, id_))
+            lines.append(b"%b%bContent-Length: %d\r\nX-Request-Id: %b\r\n" % (line, given, length, id_))
         else:
-            lines.append(b"X-Request-Id: %b\r\n" % id_)
+            lines.append(b"%b%bX-Request-Id: %b\r\n" % (line, given, id_))
             if not request.head.http11:
                 request.keep_alive = False
             elif status not in (204, 304):

@@ -95,16 +95,13 @@ class Chooser:
         if not load.outstanding:
             load.moved_at = time.monotonic()
         load.outstanding += 1
-        self._publish(endpoint.id, load)
+        if (cell := self._cells.get(endpoint.id)) is not None:
+            self._grid.words[cell + _OUTSTANDING] = load.outstanding
 
     def end(self, endpoint: Endpoint) -> None:
         load = self.loads[endpoint.id]
         load.outstanding -= 1
-        self._publish(endpoint.id, load)
-
-    def _publish(self, endpoint: str, load: Load) -> None:
-        cell = self._cells.get(endpoint)
-        if cell is not None:
+        if (cell := self._cells.get(endpoint.id)) is not None:
             self._grid.words[cell + _OUTSTANDING] = load.outstanding
 
     # -- after --------------------------------------------------------------------------------------------------------
@@ -117,6 +114,8 @@ class Chooser:
 
     def answered(self, route: Route, endpoint: Endpoint, status: int) -> None:
         health = self.loads[endpoint.id].health
+        if status < 500 and health.well:
+            return
         was_out = bool(health.reason)
         if health.answered(status, now=time.monotonic()):
             self._ejected(route, endpoint)

@@ -110,7 +110,7 @@ class ClientConnection(asyncio.Protocol):
         if head is None or size > length or length > BODY_BYTES or not self._router.admitted(head):
             self._apart = name
             return False
-        request = Request(head, time.monotonic(), head.key)
+        request = Request(head, time.monotonic())
         request.size = size
         request.body = data[start:]
         self._missing = length - size
@@ -396,7 +396,9 @@ class ClientConnection(asyncio.Protocol):
             return
         self._deaf = True
         if not self._requests or self._requests[-1].complete:
-            self._requests.append(Request(Head("", "", b"", [], {}, True), time.monotonic(), keep_alive=False))
+            nothing = Request(Head("", "", b"", [], {}, True), time.monotonic())
+            nothing.keep_alive = False
+            self._requests.append(nothing)
         request = self._requests[-1]
         request.reply = request.reply or refusal(status, text)
         if self._serving and request is self._requests[0]:  # its upload was on its way to the engine

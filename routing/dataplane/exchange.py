@@ -40,6 +40,27 @@ class Proxied:
     """Implements upstream.Exchange. No task runs for it but while it connects: what the engine and the client do calls
     it, and whoever calls last settles the books."""
 
+    # Each request makes one of these: what most of them never change stands here.
+    _upstream: Upstream | None = None
+    _endpoint: Endpoint | None = None  # of the last attempt
+    _tried: tuple[str, ...] = ()
+    _dial: asyncio.Task[None] | None = None
+    _working = False  # the endpoint counts this request
+    _status = 0
+    _reader: SseReader | WholeReader | None = None
+    _strip = False
+    _replace: tuple[int, str] | None = None
+    _upload: Upload | None = None
+    _paused = False  # the client does not take more for now
+    _sent_at = _asked_at = 0.0  # when the request's first and last bytes were sent
+    _sent = _lost = False  # a request is with an engine; the engine ended in the middle of its answer
+    _engine_status = 0
+    _timings: Timings  # of the endpoint that was chosen
+    _load: Load  # the same one's
+    _streams = _pieces = False  # the answer is a stream; a piece of it has come
+    _heard_at: float | None = None  # when the answer's last bytes came
+    _over = False
+
     def __init__(
         self,
         router: "Router",
@@ -56,25 +77,6 @@ class Proxied:
         self._route = route
         self._asked = asked
         self._loop = connection.loop
-        self._upstream: Upstream | None = None
-        self._endpoint: Endpoint | None = None  # of the last attempt
-        self._tried: tuple[str, ...] = ()
-        self._dial: asyncio.Task[None] | None = None
-        self._working = False  # the endpoint counts this request
-        self._status = 0
-        self._reader: SseReader | WholeReader | None = None
-        self._strip = False
-        self._replace: tuple[int, str] | None = None
-        self._upload: Upload | None = None
-        self._paused = False  # the client does not take more for now
-        self._sent_at = self._asked_at = 0.0  # when the request's first and last bytes were sent
-        self._sent = self._lost = False  # a request is with an engine; the engine ended in the middle of its answer
-        self._engine_status = 0
-        self._timings: Timings  # of the endpoint that was chosen
-        self._load: Load  # the same one's
-        self._streams = self._pieces = False  # the answer is a stream; a piece of it has come
-        self._heard_at: float | None = None  # when the answer's last bytes came
-        self._over = False
 
     # -- attempts -----------------------------------------------------------------------------------------------------
 
@@ -208,10 +210,11 @@ class Proxied:
         if self._replace:
             return
         now = self._loop.time()
-        if self._heard_at is not None and self._pieces:
-            self._timings.gap.note(now - self._heard_at)
-        self._pieces, self._heard_at = self._streams, now
-        self._load.moved_at = now
+        if self._streams:
+            if self._pieces and self._heard_at is not None:
+                self._timings.gap.note(now - self._heard_at)
+            self._pieces = True
+        self._heard_at = self._load.moved_at = now
         if self._reader is not None:
             data = self._reader.feed(data)
         if data:

@@ -1,7 +1,7 @@
 """What passes between a client's connection and the router: a request, and an answer made here."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from random import getrandbits
 
@@ -51,28 +51,27 @@ class Head:
     to_engine: tuple[Endpoint, bytes] | None = None  # as the endpoint gets it that got the last one
 
 
-@dataclass(slots=True, eq=False)
 class Request:
     """A request from its head on; its body comes later."""
 
-    head: Head
-    began: float  # time.monotonic()
-    key: Key | None = None
     reply: Reply | None = None  # what it gets whatever its body says
-    keep_alive: bool = True
+    keep_alive = True
     body: bytes | bytearray = b""
-    size: int = 0  # of the body so far, what was passed on already included
-    complete: bool = False
-    expects: bool = False  # to be told to send its body
+    size = 0  # of the body so far, what was passed on already included
+    complete = False
+    expects = False  # to be told to send its body
     form: Form | None = None  # a body that is passed on while it comes
-    serial: str = field(default_factory=serial)
     meter: Meter | None = None  # what it is charged to
     gate: Gate | None = None  # where it has a place
-    over: bool = False  # it is in the books
+    over = False  # it is in the books
 
-    @property
-    def id(self) -> str:
-        return self.head.given_id or self.serial
+    def __init__(self, head: Head, began: float) -> None:
+        """`began`: time.monotonic()."""
+        self.head = head
+        self.began = began
+        self.key = head.key
+        self.serial = serial()
+        self.id = head.given_id or self.serial
 
     @property
     def ready(self) -> bool:

@@ -119,7 +119,7 @@ class Router:
             text = f"The model `{asked.model}` does not exist."
             return self._refuse(connection, request, client, "", 404, text, code="model_not_found")
         key = request.key
-        if key is not None and not (key.may_use(route.name) or key.may_use(asked.model)):
+        if key is not None and not key.may_use(route.name) and not key.may_use(asked.model):
             text = f"cannot use {asked.model}: the key does not allow it"
             return self._refuse(connection, request, client, "", 403, text, code="model_not_allowed")
         if self.chooser.poison(request):
@@ -251,12 +251,11 @@ class Router:
             timings = self.metrics.timings[model, endpoint]
             timings.prompt += prompt or 0
             timings.completion += completion or 0
-        self._end(request, told, model, endpoint, (prompt or 0) + (completion or 0))
-        seconds = time.monotonic() - request.began
+        now, seconds = self._end(request, told, model, endpoint, (prompt or 0) + (completion or 0))
         self._on_usage(
             Used(
                 request.serial,
-                time.time() - seconds,
+                now - seconds,
                 request.key.id if request.key else None,
                 model,
                 endpoint,
@@ -265,7 +264,7 @@ class Router:
                 completed,
                 prompt,
                 completion,
-                round(seconds, 4),
+                seconds * 1e4 // 1 / 1e4,  # to four places; round() takes three times as long
             )
         )
 
@@ -276,32 +275,36 @@ class Router:
         self._end(request, 0, "")
         connection.broken(request)
 
-    def _end(self, request: Request, status: int, model: str, endpoint: str = "", tokens: int = 0) -> None:
+    def _end(
+        self, request: Request, status: int, model: str, endpoint: str = "", tokens: int = 0
+    ) -> tuple[float, float]:
         """Whatever became of a request, its places are free again, and it is counted: with a line in the access log,
-        in which nothing of what was asked stands."""
+        in which nothing of what was asked stands. The machine's clock, and for how many seconds the request ran."""
+        now, seconds = time.time(), time.monotonic() - request.began
         if request.over:
-            return
+            return now, seconds
         request.over = True
         if request.gate is not None:
             request.gate.leave()
         if request.meter is not None:
-            request.meter.settle(request.size, tokens, time.time())
+            request.meter.settle(request.size, tokens, now)
         self.metrics.requests[model, endpoint, status] += 1
         if self._on_line is not None:
             head, key = request.head, request.key
             self._on_line(
                 Line(
-                    round(time.time(), 3),
+                    now * 1e3 // 1 / 1e3,
                     request.id,
-                    key.name if key else None,
+                    key.name if key is not None else None,
                     head.method,
                     head.path,
                     model or None,
                     endpoint or None,
                     status or None,
-                    round((time.monotonic() - request.began) * 1000, 1),
+                    seconds * 1e4 // 1 / 10,
                 )
             )
+        return now, seconds
 
     def snapshot(self) -> Metrics:
         """This process's metrics, with what is under way now."""

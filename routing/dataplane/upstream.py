@@ -40,6 +40,7 @@ class Upstream(asyncio.Protocol):
         self.exchange: Exchange | None = None
         self.sending = False  # the request's body is still on its way
         self._parser: Any = None
+        self._paused = False
 
     # -- asyncio ------------------------------------------------------------------------------------------------------
 
@@ -85,8 +86,8 @@ class Upstream(asyncio.Protocol):
         self._until_close = True
         self._complete = self._reusable = False
         self.sending = False
-        if len(body) <= JOINED_BYTES:
-            self.write(head + body)
+        if len(body) <= JOINED_BYTES and self.transport is not None:
+            self.transport.write(head + body)
         else:
             self.write(head)
             self.write(body)
@@ -101,10 +102,12 @@ class Upstream(asyncio.Protocol):
 
     def pause(self) -> None:
         if self.transport is not None and not self.transport.is_closing():
+            self._paused = True
             self.transport.pause_reading()
 
     def resume(self) -> None:
-        if self.transport is not None and not self.transport.is_closing():
+        if self._paused and self.transport is not None and not self.transport.is_closing():
+            self._paused = False
             self.transport.resume_reading()
 
     def _end(self) -> None:

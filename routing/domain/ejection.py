@@ -22,6 +22,11 @@ class Health:
     failures: int = 0  # in a row; a probe's success does not end the row, an answer's does
     errors: int = 0  # answers of 500 and above in a row
 
+    @property
+    def well(self) -> bool:
+        """A good answer would change nothing."""
+        return not (self.errors or self.failures or self.reason)
+
     def failed(self, reason: str, *, now: float) -> bool:
         """A connection broke, or a probe did; whether the endpoint was in until now."""
         was_in = not self.reason

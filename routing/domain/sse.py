@@ -11,6 +11,8 @@ EVENT_BYTES = 8 * 2**20
 class SseReader:
     """`feed` returns the bytes to pass on; with `strip_usage` the usage-only event is taken out."""
 
+    __slots__ = ("_blind", "_content", "_rest", "_strip", "facts")
+
     def __init__(self, *, path: str = "", strip_usage: bool = False) -> None:
         self.facts = Facts()
         self._content = _CONTENT.get(path, b'"choices"')

@@ -75,7 +75,7 @@ class WholeReader:
 
     def __init__(self) -> None:
         self.facts = Facts()
-        self._parts: deque[bytes] = deque()
+        self._parts: list[bytes] | deque[bytes] = []
         self._size = self._kept = 0
 
     def feed(self, data: bytes) -> bytes:
@@ -83,8 +83,9 @@ class WholeReader:
         self._kept += len(data)
         self._parts.append(data)
         if self._size > WHOLE_BYTES:
-            while self._kept - len(self._parts[0]) >= TAIL_BYTES:
-                self._kept -= len(self._parts.popleft())
+            parts = self._parts = deque(self._parts) if isinstance(self._parts, list) else self._parts
+            while self._kept - len(parts[0]) >= TAIL_BYTES:
+                self._kept -= len(parts.popleft())
         return data
 
     def finish(self) -> bytes:
