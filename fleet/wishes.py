@@ -15,7 +15,7 @@ from django.db.models import Count, Exists, F, OuterRef, Q
 from agent_client.engines.causes import NODE_LOCAL_CAUSES
 from agent_client.profile import Profile, ProfileError, parse_profile
 from agent_client.protocol.states import ENDED_SHARD_STATES, NODE_LOCAL_FAILURES, ShardState
-from fleet.domain.states import CheckState, NodeStatus, ReplicaState, ReplicaWish, RolloutState
+from fleet.domain.states import NODE_REBOOTED, CheckState, NodeStatus, ReplicaState, ReplicaWish, RolloutState
 from fleet.domain.types import (
     CheckView,
     FleetSnapshot,
@@ -30,7 +30,7 @@ from fleet.models import CatalogModel, DryCheck, Gpu, GpuClaim, Node, ProfileRev
 #: After a failure with one of these another node is tried once.
 NODE_LOCAL = frozenset(NODE_LOCAL_FAILURES) | NODE_LOCAL_CAUSES
 #: A machine that was switched off says nothing of the revision that ran on it.
-NOT_THE_REVISION = frozenset({"node_rebooted"})
+NOT_THE_REVISION = frozenset({NODE_REBOOTED})
 
 
 def load_wishes(*, unsettled_only: bool = False) -> FleetSnapshot:

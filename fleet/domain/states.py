@@ -6,6 +6,9 @@ from typing import TypeVar
 
 from agent_client.protocol.states import ShardState
 
+#: The code of what ended with its machine: no failure of the engine's.
+NODE_REBOOTED = "node_rebooted"
+
 
 class NodeStatus(StrEnum):
     JOINING = "joining"

@@ -11,7 +11,7 @@ from agent_client.protocol.states import ENDED_SHARD_STATES, ShardState
 from fleet import doorbell
 from fleet.domain import backoff
 from fleet.domain.replica_state import Computed, ReplicaFacts, ShardFact, compute
-from fleet.domain.states import ReplicaState, ReplicaWish, Severity
+from fleet.domain.states import NODE_REBOOTED, ReplicaState, ReplicaWish, Severity
 from fleet.models import Replica, Shard
 from fleet.services import claims
 from fleet.services.errors import StaleTransition
@@ -112,9 +112,11 @@ def _failure_fields(replica: Replica, shards: list[Shard], now: datetime) -> dic
         "tail": failed.tail,
     }
     first = replica.first_failure if replica.first_failure and not forgiven else failure
+    # Nothing is wrong with the engine of a machine that was switched off; of one that falls again and again, it may be.
+    at_once = failure["code"] == NODE_REBOOTED and count == 1
     return {
         "crash_count": count,
-        "next_try_at": now + backoff.pause(count, jitter=random.random()),
+        "next_try_at": None if at_once else now + backoff.pause(count, jitter=random.random()),
         "first_failure": first,
         "latest_failure": failure,
         "ready_at": None,

@@ -10,7 +10,7 @@ from django.db.models.functions import Now
 from agent_client.protocol.messages import Report, ShardReport
 from agent_client.protocol.states import ENDED_SHARD_STATES, FailureCode, ShardState
 from fleet import doorbell
-from fleet.domain.states import CommandKind, CommandState, NodeStatus
+from fleet.domain.states import NODE_REBOOTED, CommandKind, CommandState, NodeStatus
 from fleet.models import Command, Node, Shard
 from fleet.services import claims, commands, inventory, returns
 from fleet.services.commands import wire_name
@@ -60,7 +60,7 @@ def apply_shards(node: Node, reports: Iterable[ShardReport], *, now: datetime, r
     touched: set[int] = set()
     told: list[tuple[int, ShardReport]] = []
     astray = False
-    for report in reports:
+    for report in reports if not rebooted else ():  # what ran is dead, whatever an agent's ledger makes of it
         shard = live.pop((report.shard, report.epoch), None)
         if shard is None:
             astray = astray or report.state not in ENDED_SHARD_STATES
@@ -105,7 +105,7 @@ def _missing(shard: Shard, node: Node, *, rebooted: bool) -> None:
         _try_move(shard, ShardState.STOPPED, reason="gone from the node")
         return
     if rebooted:
-        code, reason = "node_rebooted", f"node {node.name} has rebooted: its engines ended with it"
+        code, reason = NODE_REBOOTED, f"node {node.name} has rebooted: its engines ended with it"
     else:
         code, reason = FailureCode.LOST_TRACK.value, f"the agent on {node.name} no longer has this engine"
     _try_move(shard, ShardState.FAILED, code=code, reason=reason)
@@ -114,6 +114,8 @@ def _missing(shard: Shard, node: Node, *, rebooted: bool) -> None:
 def _apply(shard: Shard, report: ShardReport) -> bool:
     """Store what is told of one shard; True when it runs although it was given up, so that it must be ended."""
     state = report.state
+    if shard.code == NODE_REBOOTED:
+        return state not in ENDED_SHARD_STATES  # its agent only finds it gone
     if shard.state == ShardState.LOST and state not in ENDED_SHARD_STATES and not _take_back(shard):
         return True
     if state is ShardState.READY and shard.rank == 0 and not report.endpoint:

@@ -100,6 +100,7 @@ def test_the_stand_in_refuses_what_vllm_refuses(arguments: list[str], code: int)
 
 
 def test_a_torn_ledger_is_lost_at_every_byte_and_never_wrong(tmp_path: Path) -> None:
+    """Failures 4."""
     path = tmp_path / "ledger.json"
     Ledger(path).record(Entry(shard="s/0", epoch=3, boot_id="b", port=1, pid=os.getpid()))
     whole = path.read_bytes()
@@ -221,6 +222,7 @@ async def test_an_engine_starts_is_adopted_and_stops(node: Node) -> None:
 
 
 async def test_a_crash_is_told_with_code_and_tail(node: Node) -> None:
+    """F25."""
     await node.supervisor.start(order(extra_args=["--exit-code", "3", "--exit-after", "0.5"]))
     report = await node.until(ShardState.FAILED)
     assert (report.code, report.exit_code) == (FailureCode.EXITED, 3)
@@ -229,6 +231,7 @@ async def test_a_crash_is_told_with_code_and_tail(node: Node) -> None:
 
 
 async def test_a_stop_ends_what_ignores_it_and_what_it_left_behind(node: Node) -> None:
+    """F27."""
     await node.supervisor.start(order(extra_args=["--ignore-sigterm", "--spawn-child"]))
     await node.until(ShardState.READY)
     assert len(node.supervisor.owned_pids()) == 2
@@ -238,6 +241,7 @@ async def test_a_stop_ends_what_ignores_it_and_what_it_left_behind(node: Node) -
 
 
 async def test_a_start_that_never_gets_ready_has_a_deadline(node: Node) -> None:
+    """F25, failures 36."""
     await node.supervisor.start(order(extra_args=["--load-seconds", "60"], start_timeout_seconds=1))
     report = await node.until(ShardState.FAILED)
     assert report.code == FailureCode.START_TIMEOUT
@@ -303,6 +307,7 @@ async def test_a_stop_ends_what_runs_while_its_replacement_is_still_checked(node
 
 
 async def test_a_reused_pid_is_neither_adopted_nor_killed(node: Node) -> None:
+    """Failures 3."""
     stranger = await asyncio.create_subprocess_exec("sleep", "60")
     try:
         ledger = Ledger(node.config.state_dir / "ledger.json")

@@ -65,6 +65,7 @@ async def test_a_signal_is_named_where_the_output_says_nothing(fail: Fail) -> No
 
 
 async def test_a_start_that_takes_too_long_tells_what_stands_in_its_way(fail: Fail) -> None:
+    """F25, failures 36."""
     text = "[rank1]: RuntimeError: Unable to find address for: eth9\n"
     report = await fail(text, end="time.sleep(60)", start_timeout_seconds=1, stop_grace_seconds=0)
     assert report.code == FailureCode.START_TIMEOUT

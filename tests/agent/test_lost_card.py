@@ -67,6 +67,7 @@ async def start(node: Node, gpu: int) -> int:
 async def test_a_shard_whose_card_goes_fails_for_that_and_the_others_stay(
     node: Node, machine: Machine, facts: dict[str, object], says: str
 ) -> None:
+    """Failures 11."""
     await start(node, 1)
     pid = await start(node, 3)
     machine.write(facts)

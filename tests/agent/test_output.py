@@ -54,6 +54,7 @@ def on_disk(folder: Path) -> int:
     ],
 )
 async def test_a_gigabyte_a_minute_costs_neither_memory_nor_disk_nor_the_engine(tmp_path: Path, seconds: int) -> None:
+    """Failures 15."""
     node = Node(tmp_path)
     told = tmp_path / "told"
     script = tmp_path / "engine.py"

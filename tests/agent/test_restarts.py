@@ -18,6 +18,7 @@ from tests.e2e.harness import ROOT
     ],
 )
 def test_killed_agents_leave_no_duplicate_and_no_orphan(rounds: int, tmp_path: Path) -> None:
+    """Failures 2."""
     argv = [sys.executable, "-m", "tests.agent.restarts", str(tmp_path), str(rounds), "7"]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

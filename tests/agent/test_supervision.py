@@ -136,6 +136,7 @@ async def test_a_load_that_goes_round_in_circles_is_stuck(node: Node, clock: Clo
 
 
 async def test_a_port_that_was_taken_after_its_choice_costs_another_port_and_no_failure(node: Node) -> None:
+    """F32."""
     with socket.socket() as squatter:
         squatter.bind(("127.0.0.1", 0))
         squatter.listen()
@@ -161,6 +162,7 @@ os.execv(sys.executable, [sys.executable, ECHO, "--port", port, "--served-model-
 
 
 async def test_ten_starts_at_once_take_ten_ports(tmp_path: Path) -> None:
+    """F32."""
     node = Node(tmp_path, ports=40)
     try:
         for number in range(10):
@@ -177,6 +179,7 @@ async def test_ten_starts_at_once_take_ten_ports(tmp_path: Path) -> None:
 
 
 async def test_an_engine_that_is_healthy_and_makes_no_token_is_unrouted_and_ended(node: Node) -> None:
+    """F30, failures 35."""
     await node.supervisor.start(order(extra_args=["--crash-on", "never"]))
     ready = await node.until(ShardState.READY)
     os.kill(ready.pids[0], signal.SIGSTOP)  # frozen: the kernel still accepts its connections
@@ -244,6 +247,7 @@ async def test_a_busy_engine_is_neither_asked_nor_restarted(node: Node, clock: C
 
 
 async def test_a_drain_waits_for_what_runs_and_then_stops(node: Node) -> None:
+    """Failures 39."""
     await node.supervisor.start(order(extra_args=["--chunk-delay", "0.1"]))
     ready = await node.until(ShardState.READY)
     answer = asyncio.create_task(asyncio.to_thread(lambda: post(ready.endpoint or "", "word " * 8, stream=True).read()))
@@ -256,6 +260,7 @@ async def test_a_drain_waits_for_what_runs_and_then_stops(node: Node) -> None:
 
 
 async def test_a_drain_has_a_deadline_and_can_be_cancelled(node: Node) -> None:
+    """Failures 39."""
     await node.supervisor.start(order(2, extra_args=["--chunk-delay", "0.5"]))
     ready = await until(node, lambda report: report.epoch == 2 and report.state is ShardState.READY)
     stream = post(ready.endpoint or "", "word " * 60, stream=True)
@@ -287,6 +292,7 @@ time.sleep(600)
 
 
 async def test_what_a_killed_engine_left_is_ended_before_anything_new_starts(node: Node) -> None:
+    """F27."""
     segment = f"/dev/shm/psm_llmgw_test_{os.getpid()}"
     first = engine(node, DOUBLE_FORK.format(segment=segment))
     await node.supervisor.start(first)
@@ -304,6 +310,7 @@ async def test_what_a_killed_engine_left_is_ended_before_anything_new_starts(nod
 
 
 async def test_cards_are_free_only_when_they_were_seen_empty(node: Node) -> None:
+    """F27, failures 12."""
     held = ["GPU 1 (GPU-x) is still held by pid 4242 (70000 MiB), which ended"]
     node.tools["holders"] = lambda gpus: held[0] if held else ""
     node.tools["preflight"] = lambda profile, spec: None
@@ -390,6 +397,7 @@ async def test_a_kill_that_the_kernel_told_of_is_named(node: Node) -> None:
 
 
 async def test_a_full_disk_refuses_new_starts_and_ends_nothing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Failures 14."""
     await node.supervisor.start(order())
     first = await node.until(ShardState.READY)
 
@@ -408,6 +416,7 @@ async def test_a_full_disk_refuses_new_starts_and_ends_nothing(node: Node, monke
 
 
 async def test_an_engine_whose_output_finds_no_room_serves_on(node: Node) -> None:
+    """Failures 14."""
     logs = node.config.state_dir / "logs"
     logs.mkdir()
     (logs / "uid-0@1.log").symlink_to("/dev/full")
@@ -418,6 +427,7 @@ async def test_an_engine_whose_output_finds_no_room_serves_on(node: Node) -> Non
 
 @pytest.mark.parametrize("how", ["gone", "torn", "flipped"])
 async def test_a_lost_ledger_ends_no_engine(node: Node, how: str) -> None:
+    """Failures 4."""
     await node.supervisor.start(order(3))
     ready = await node.until(ShardState.READY)
     await node.supervisor.close(stop_engines=False)
@@ -442,6 +452,7 @@ async def test_a_lost_ledger_ends_no_engine(node: Node, how: str) -> None:
 
 
 async def test_engines_that_a_lost_ledger_left_and_nobody_wants_are_ended(node: Node) -> None:
+    """Failures 4, F28."""
     await node.supervisor.start(order(3))
     pid = (await node.until(ShardState.READY)).pids[0]
     await node.supervisor.close(stop_engines=False)
@@ -454,6 +465,7 @@ async def test_engines_that_a_lost_ledger_left_and_nobody_wants_are_ended(node: 
 
 
 def test_a_ledger_changed_at_any_byte_is_lost_or_right(tmp_path: Path) -> None:
+    """Failures 4."""
     from agent_client.ledger import Entry
 
     path = tmp_path / "ledger.json"
@@ -467,6 +479,7 @@ def test_a_ledger_changed_at_any_byte_is_lost_or_right(tmp_path: Path) -> None:
 
 
 async def test_after_a_reboot_all_old_engines_are_known_to_be_dead(node: Node) -> None:
+    """Failures 5."""
     await node.supervisor.start(order())
     pid = (await node.until(ShardState.READY)).pids[0]
     await node.supervisor.close(stop_engines=False)

@@ -32,6 +32,7 @@ def serve(house: House) -> int:
 
 
 def test_agent_death_cuts_no_stream_and_the_chain_explains_itself(house: House) -> None:
+    """Failures 1."""
     pid = serve(house)
     argv = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     assert "serve" in argv
@@ -61,6 +62,7 @@ def test_agent_death_cuts_no_stream_and_the_chain_explains_itself(house: House) 
 
 
 def test_agent_restart_adopts_the_engine_without_a_gap(house: House) -> None:
+    """Failures 2."""
     pid = serve(house)
     attempt = house.replica()["attempt"]
     house.kill("node-a")

@@ -221,6 +221,7 @@ def test_a_returning_node_keeps_what_was_not_replaced() -> None:
 
 
 def test_a_reboot_means_that_all_engines_are_dead() -> None:
+    """Failures 5."""
     admission = ready_node()
     model()
     tick()
@@ -231,6 +232,7 @@ def test_a_reboot_means_that_all_engines_are_dead() -> None:
 
 
 def test_a_cloned_identity_quarantines_both() -> None:
+    """Failures 6."""
     admission = ready_node()
     same = {"node_uid": admission.node_uid, "credential": admission.credential}
     register(boot="boot-2", **same)

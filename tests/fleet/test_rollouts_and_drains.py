@@ -309,6 +309,7 @@ def test_the_ranks_of_a_group_are_told_where_to_meet_and_the_head_alone_is_route
 
 
 def test_one_failed_rank_stops_the_other_and_late_words_of_the_old_attempt_change_nothing() -> None:
+    """F29, failures 38."""
     first, second = group()
     head, other = Shard.objects.order_by("rank")
     of = {first.node_id: first, second.node_id: second}
@@ -349,6 +350,7 @@ def test_a_refused_start_is_a_failed_attempt() -> None:
 
 
 def test_a_hung_engine_is_unrouted_restarted_and_its_evidence_kept() -> None:
+    """F30, failures 35."""
     heard()
     admission = serving()
     shard = Shard.objects.get()

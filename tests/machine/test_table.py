@@ -35,6 +35,7 @@ class Life:
 
 
 def test_progress_moves_the_deadline_and_standing_still_does_not() -> None:
+    """F25, failures 36."""
     life = Life(start=60)
     life.on(events.Checked(**E))
     life.on(events.Spawned(**E))
@@ -76,6 +77,7 @@ def silent(life: Life, seconds: float) -> tuple[float | None, float | None]:
 
 
 def test_a_silent_engine_is_unrouted_within_a_minute_and_given_up_later() -> None:
+    """F30, failures 35."""
     life = Life().until_ready()
     life.on(events.Looked(**E, requests=3, figures=(1.0,)))
     unrouted, hung = silent(life, 1000)
@@ -119,6 +121,21 @@ def test_a_moving_figure_takes_back_every_doubt() -> None:
     life.on(events.Looked(**E, requests=1, figures=(2.0,)))
     assert life.attempt.shown is S.READY
     assert (wake_at(life.shard) or 0) - life.now == 30
+
+
+def test_a_health_page_that_takes_thirty_seconds_restarts_nothing_while_tokens_flow() -> None:
+    """F31: a burst; every question times out, and the figures move all the while."""
+    life = Life().until_ready()
+    life.on(events.Looked(**E, requests=50, figures=(0.0,)))
+    life.on(events.Tick(**E), at=wake_at(life.shard))  # it was idle until now, so it is being asked
+    assert life.attempt.probing
+    for second in range(1, 600):
+        life.on(events.Tick(**E), at=life.now + 1)
+        if second % 5 == 0:
+            life.on(events.Looked(**E, requests=50, figures=(float(second),)))
+        if second % 30 == 0:
+            life.on(events.Missed(**E))
+        assert life.attempt.shown is S.READY
 
 
 def test_a_drain_waits_for_three_empty_looks_or_its_deadline() -> None:

@@ -1,0 +1,86 @@
+"""Rows of the failure catalogue about agents and engines, on the whole control loop, with the default times."""
+
+import shutil
+
+import pytest
+
+from fleet.domain.states import NodeStatus
+from fleet.models import AgentSession, Event, Node, Shard
+from tests.simulate.schedule import unsettled
+from tests.simulate.test_faults import (  # noqa: F401  (its fixture serves here too)
+    MINUTE,
+    _database_in_the_loop,
+    attempts,
+    begin,
+    engines,
+    kinds,
+    machine_of,
+    tell,
+    until,
+)
+from tests.simulate.world import World
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.heavy, pytest.mark.timeout(240)]
+
+
+def test_after_a_reboot_the_next_attempt_is_ordered_within_two_seconds() -> None:
+    """Failures 5: a new boot id tells that all old engines are dead; nothing waits for a deadline."""
+
+    async def story(w: World) -> None:
+        await begin(w, a=(1, 4))
+        (engine,) = w.kernel.alive()
+        machine = machine_of(w, engine)
+        w.reboot(machine)
+        w.start_agent(machine)
+        await until(w, 30, lambda: Node.objects.get(name=machine.name).boot_id == machine.boot_id)
+        assert await until(w, 2, lambda: Shard.objects.filter(epoch=2).exists()) < 2
+        await until(w, MINUTE, lambda: not unsettled(w))
+        assert attempts() == {2}
+        assert "node_rebooted" in kinds()
+        assert Shard.objects.get(epoch=1).code == "node_rebooted"  # the agent's own word for it comes later
+
+    tell(story, nodes=1)
+
+
+def test_two_agents_with_one_identity_are_quarantined_after_few_takeovers() -> None:
+    """Failures 6: a cloned image. Both are shut out, both addresses are named, engines go on."""
+
+    async def story(w: World) -> None:
+        await begin(w, a=(1, 2))
+        (engine,) = w.kernel.alive()
+        original = machine_of(w, engine)
+        copy = next(machine for machine in w.machines if machine is not original)
+        w.kill_agent(copy)
+        await w.sleep(5)
+        shutil.copy(original.folder / "identity.json", copy.folder / "identity.json")
+        before = AgentSession.objects.count()
+        w.start_agent(copy)
+        await w.sleep(60)
+        assert AgentSession.objects.count() - before <= 3
+        node = Node.objects.get(name=original.name)
+        assert (node.status, node.connected) == (NodeStatus.QUARANTINED, False)
+        text = Event.objects.get(kind="node_quarantined").text
+        assert text.count("127.0.0.1") == 2
+        assert engine.code is None
+
+    tell(story, nodes=2)
+
+
+def test_of_four_ranks_one_dies_and_all_four_come_back_as_one_attempt() -> None:
+    """Failures 38, F29: peers are ended within 30 s, and no rank of the new attempt meets one of the old."""
+
+    async def story(w: World) -> None:
+        await begin(w)
+        w.wish("group", replicas=1, cards=8, revision=1, nodes=4)
+        await until(w, 60, lambda: not unsettled(w))
+        old = w.kernel.alive()
+        assert len(old) == 4
+        mixed: list[set[int]] = []
+        w.checks.append(lambda: mixed.append({engine.epoch for engine in w.kernel.alive()}))
+        w.kernel.exit(old[2], -9)
+        assert await until(w, 30, lambda: all(engine.code is not None for engine in old)) < 30
+        await until(w, 2 * MINUTE, lambda: attempts() == {2} and not unsettled(w))
+        assert {engine.epoch for engine in w.kernel.alive()} == {2}
+        assert all(len(epochs) <= 1 for epochs in mixed)
+
+    tell(story, nodes=4)
