@@ -4,7 +4,7 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,6 @@ def run(args: argparse.Namespace, config: AgentConfig) -> int:
         out |= _checked(args, config)
     except ProfileError as error:
         out["problems"] = [_problem(problem) for problem in error.problems]
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        hint = "give a YAML file with keys and values, such as `engine: vllm`"
-        out["problems"] = [{"code": "unreadable", "text": f"cannot read {args.profile}: {error}", "hint": hint}]
     if args.json:
         sys.stdout.write(json.dumps(out, indent=2) + "\n")
     else:
@@ -45,7 +42,8 @@ def run(args: argparse.Namespace, config: AgentConfig) -> int:
 
 
 def _checked(args: argparse.Namespace, config: AgentConfig) -> dict[str, Any]:
-    data = yaml.safe_load(Path(args.profile).read_text(encoding="utf-8"))
+    hint = "give a YAML file with keys and values, such as `engine: vllm`"
+    data = _read(args.profile, yaml.safe_load, hint)
     entry = data if isinstance(data, dict) and "profile" in data else {"profile": data}
     profile = parse_profile(entry["profile"])
     found = fit.check(
@@ -64,11 +62,28 @@ def _checked(args: argparse.Namespace, config: AgentConfig) -> dict[str, Any]:
 
 def _inventory(args: argparse.Namespace, config: AgentConfig) -> Mapping[str, Any]:
     if args.inventory:
-        data = json.loads(Path(args.inventory).read_text(encoding="utf-8"))
-        return data if isinstance(data, dict) else {}
+        found: Mapping[str, Any] = _read(args.inventory, _inventory_of, "give what `inventory --json` printed")
+        return found
     ledger = Ledger(config.state_dir / "ledger.json")
     pids = tuple(entry.pid for entry in ledger.entries.values() if entry.pid)
     return discover(DiscoveryOptions(**config.of_hardware(), owned_pids=lambda: pids)).to_json()
+
+
+def _inventory_of(text: str) -> dict[str, Any]:
+    data = json.loads(text)
+    if not isinstance(data, dict) or "gpus" not in data:
+        raise ValueError("it is no inventory")
+    return data
+
+
+def _read(path: str, parse: Callable[[str], Any], hint: str) -> Any:
+    """Raises ProfileError, which names the file."""
+    try:
+        return parse(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        problem = Problem(code="unreadable", field="", text=f"cannot read {path}: {why}", hint=hint)
+        raise ProfileError([problem]) from None
 
 
 def _names(entry: Mapping[str, Any]) -> tuple[str, ...]:

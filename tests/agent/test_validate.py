@@ -209,3 +209,14 @@ def test_a_file_that_is_no_profile_is_told_without_a_traceback(node: Node, capsy
     (node.folder / "x.yaml").write_text(text)
     assert main(["validate", str(node.folder / "x.yaml"), "--json", "--state-dir", str(node.folder / "state")]) == 1
     assert yaml.safe_load(capsys.readouterr().out)["problems"][0]["text"].startswith("cannot ")
+
+
+def test_a_file_that_is_not_there_is_named_and_so_is_a_wrong_inventory(node: Node, capsys: Any) -> None:
+    profile, missing = str(node.write("p.yaml", {"engine": "echo"})), str(node.folder / "nope")
+    for argv, text in (
+        ([missing], f"cannot read {missing}: No such file or directory; give a YAML file"),
+        ([profile, "--inventory", missing], f"cannot read {missing}: No such file or directory; give what"),
+        ([profile, "--inventory", profile], f"cannot read {profile}: it is no inventory; give what"),
+    ):
+        assert main(["validate", *argv, "--state-dir", str(node.folder / "state")]) == 1
+        assert capsys.readouterr().err.startswith(text)
