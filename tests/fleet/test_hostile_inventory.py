@@ -34,7 +34,7 @@ INVENTORY = st.dictionaries(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(inventory=INVENTORY)
 def test_any_inventory_is_stored_and_shown(inventory: Any, admin_client: Client) -> None:
     admission = ready_node(f"node-{Node.objects.count()}")

@@ -25,7 +25,7 @@ def happened(seed: int) -> list[tuple[object, ...]]:
         return list(Event.objects.order_by("id").values_list("at", "kind", "text"))
 
 
-@pytest.mark.parametrize("first", range(0, 30, 5))
+@pytest.mark.parametrize("first", range(0, 15, 5))
 def test_trouble_breaks_no_promise_and_the_wish_comes_true(first: int) -> None:
     for seed in range(first, first + 5):
         happened(seed)
@@ -33,9 +33,9 @@ def test_trouble_breaks_no_promise_and_the_wish_comes_true(first: int) -> None:
 
 @pytest.mark.heavy
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("first", range(30, 300, 30))
+@pytest.mark.parametrize("first", range(15, 300, 15))
 def test_much_trouble_breaks_no_promise(first: int) -> None:
-    for seed in range(first, first + 30):
+    for seed in range(first, first + 15):
         happened(seed)
 
 
