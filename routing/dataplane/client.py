@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, cast
 
@@ -39,7 +38,7 @@ class ClientConnection(asyncio.Protocol):
         self.loop = router.loop
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpRequestParser(self)
-        self._requests: deque[Request] = deque()  # whose heads are here; the first is being answered
+        self._requests: list[Request] = []  # whose heads are here; the first is being answered
         self._serving = False  # the first is
         self._stepping = False  # _next() is at work
         self._task: asyncio.Task[None] | None = None  # of a request that waits for its turn at a model
@@ -330,7 +329,7 @@ class ClientConnection(asyncio.Protocol):
         self._exchange = self._task = None
         if self._transport is None or self._transport.is_closing():
             return
-        self._requests.popleft()
+        self._requests.pop(0)
         self._heard_at = self._head_at = self.loop.time()
         if not request.complete or (self._deaf and not self._requests):
             self._linger()
@@ -380,7 +379,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _hold(self) -> None:
         """Read no more while much waits behind the request that is being answered."""
-        waiting = list(self._requests)[1:]
+        waiting = self._requests[1:]
         held = len(waiting) > AHEAD_REQUESTS or sum(len(each.body) for each in waiting) > AHEAD_BYTES
         if self._transport is not None and held != self._held:
             self._held = held

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -16,6 +16,7 @@ log = logging.getLogger("routing")
 EVERY_SECONDS = 0.5
 #: What waits for a disk that takes nothing. Usage over it is counted and lost, lines of the access log are lost first.
 USAGE_ROWS, LOG_LINES = 200_000, 20_000
+#: Nothing is served while a batch is encoded, and memory once taken for a large one is kept.
 BATCH_ROWS = 500
 
 
@@ -91,15 +92,10 @@ class Journal:
                 log.error(json.dumps({"event": "unwritten", "path": error.filename, "error": error.strerror}))
 
     def _write_lines(self) -> None:
-        if self._lines and self._log_file is not None:
-            data = self._encoded([self._lines.popleft() for _ in range(len(self._lines))])
+        while self._lines and self._log_file is not None:
+            data = self._encode([self._lines.popleft() for _ in range(min(len(self._lines), BATCH_ROWS))])
             while data:
                 data = data[os.write(self._log_file, data) :]
-
-    def _encoded(self, rows: Sequence[Used] | Sequence[Line]) -> bytes:
-        """A line each; in batches, because nothing is served while one is encoded."""
-        starts = range(0, len(rows), BATCH_ROWS)
-        return b"".join([self._encode(rows[start : start + BATCH_ROWS]) for start in starts])
 
     def _write_usage(self) -> None:
         """Whole files end in `.ready`, for whoever takes them in."""
@@ -110,7 +106,9 @@ class Journal:
         name = self._folder / f"usage-{os.getpid()}-{time.time_ns()}-{self._number}"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            name.with_suffix(".new").write_bytes(self._encoded(rows))
+            with name.with_suffix(".new").open("wb") as file:
+                for start in range(0, len(rows), BATCH_ROWS):
+                    file.write(self._encode(rows[start : start + BATCH_ROWS]))
             name.with_suffix(".new").replace(name.with_suffix(".ready"))
         except OSError:
             self._rows.extendleft(reversed(rows[: USAGE_ROWS - len(self._rows)]))

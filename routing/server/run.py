@@ -4,15 +4,19 @@ Two things need Django, and each has a process of its own: the feed, which runs 
 reading of a catalog file after SIGHUP, which ends.
 """
 
-import argparse
+import sys
+
+if __name__ == "__main__":
+    # asyncio does without it where it is missing; nothing here speaks TLS, and it is 2 MiB.
+    sys.modules["ssl"] = None  # type: ignore[assignment]
+
 import asyncio
 import contextlib
 import json
 import os
-import shutil
 import signal
-import sys
 from pathlib import Path
+from typing import TypedDict
 
 from routing.server.listening import open_listener
 from routing.server.parent import ChildSet, environment
@@ -21,43 +25,49 @@ from routing.server.parent import ChildSet, environment
 LAST_SECONDS, FEED_SECONDS = 10.0, 10.0
 
 
+class Order(TypedDict):
+    """What the router shall be, as JSON on the command line: a parser for arguments would be a tenth of all that this
+    process holds in memory."""
+
+    folder: str  # where routes, usage and counts are
+    listen: str
+    processes: int
+    drain_seconds: float
+    passed: list[str]  # arguments of each child
+    catalog: bool  # the routes come from a file: the folder ends with this process, and there is no feed
+    reread: list[str]  # the command that writes the routes anew
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m routing.server.run")
-    parser.add_argument("--folder", type=Path, required=True, help="where routes, usage and counts are")
-    parser.add_argument("--listen", required=True)
-    parser.add_argument("--processes", type=int, required=True)
-    parser.add_argument("--drain-seconds", type=float, required=True)
-    parser.add_argument(
-        "--reread", type=json.loads, default=[], help="the command that writes the routes anew, as JSON"
-    )
-    parser.add_argument("--temporary", action="store_true", help="the folder ends with this process; there is no feed")
-    args, rest = parser.parse_known_args()
+    order: Order = json.loads(sys.argv[1])
     try:
-        return asyncio.run(_run(args, rest))
+        return asyncio.run(_run(order))
     finally:
-        if args.temporary:
-            shutil.rmtree(args.folder, ignore_errors=True)
+        if order["catalog"]:
+            import shutil
+
+            shutil.rmtree(order["folder"], ignore_errors=True)
 
 
-async def _run(args: argparse.Namespace, rest: list[str]) -> int:
-    folder: Path = args.folder
+async def _run(order: Order) -> int:
+    folder, listen, drain_seconds = Path(order["folder"]), order["listen"], order["drain_seconds"]
     try:
-        listeners = [open_listener(args.listen) for _ in range(args.processes)]
+        listeners = [open_listener(listen) for _ in range(order["processes"])]
     except OSError as error:
-        sys.stderr.write(f"cannot listen on {args.listen}: {error.strerror}; give another --listen\n")
+        sys.stderr.write(f"cannot listen on {listen}: {error.strerror}; give another --listen\n")
         return 1
-    argv = ["--routes", str(folder / "routes.json"), "--listen", args.listen, "--usage-dir", str(folder / "usage")]
-    argv += ["--shared-dir", str(folder / "router"), "--drain-seconds", str(args.drain_seconds), *rest]
-    stop_seconds = args.drain_seconds + LAST_SECONDS
-    routers = ChildSet(argv, args.processes, stop_seconds=stop_seconds, listeners=listeners)
+    argv = ["--routes", str(folder / "routes.json"), "--listen", listen, "--usage-dir", str(folder / "usage")]
+    argv += ["--shared-dir", str(folder / "router"), "--drain-seconds", str(drain_seconds), *order["passed"]]
+    stop_seconds = drain_seconds + LAST_SECONDS
+    routers = ChildSet(argv, order["processes"], stop_seconds=stop_seconds, listeners=listeners)
     loop = asyncio.get_running_loop()
-    feed = None if args.temporary else _feed(folder, routers)
+    feed = None if order["catalog"] else _feed(folder, routers)
     tasks: set[asyncio.Task[None]] = set()
 
     def hang_up() -> None:
         if feed is not None:
             feed.renew()
-        tasks.add(task := loop.create_task(_renew(routers, args.reread)))
+        tasks.add(task := loop.create_task(_renew(routers, order["reread"])))
         task.add_done_callback(tasks.discard)
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -69,7 +79,7 @@ async def _run(args: argparse.Namespace, rest: list[str]) -> int:
         feed.stop()
         await feeding
     if code:
-        sys.stderr.write(f"cannot serve on {args.listen}: the router's processes ended with code {code}\n")
+        sys.stderr.write(f"cannot serve on {listen}: the router's processes ended with code {code}\n")
     return int(code != 0)
 
 

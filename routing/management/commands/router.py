@@ -68,14 +68,22 @@ class Command(BaseCommand):
         """The same process goes on without Django, of which it would hold 80 MiB for nothing."""
         if options["no_auth"]:
             self.stderr.write(NO_AUTH.format(listen=options["listen"]))
-        argv = [sys.executable, "-m", "routing.server.run", "--folder", str(folder), "--listen", options["listen"]]
-        argv += ["--processes", str(max(options["processes"], 1)), "--drain-seconds", str(options["drain_seconds"])]
-        argv += [f"--cors-origin={origin}" for origin in options["cors_origin"]]
-        argv += [f"--{name}" for name in ("no-auth", "no-access-log") if options[name.replace("-", "_")]]
+        passed = [f"--cors-origin={origin}" for origin in options["cors_origin"]]
+        passed += [f"--{name}" for name in ("no-auth", "no-access-log") if options[name.replace("-", "_")]]
+        reread: list[str] = []
         if options["catalog"]:
             reread = [sys.executable, "-m", "django", "router", "--catalog", str(Path(options["catalog"]).absolute())]
             reread += ["--only-write", str(folder / "routes.json"), *(["--no-auth"] if options["no_auth"] else [])]
-            argv += ["--temporary", "--reread", json.dumps(reread)]
+        order = {
+            "folder": str(folder),
+            "listen": options["listen"],
+            "processes": max(options["processes"], 1),
+            "drain_seconds": options["drain_seconds"],
+            "passed": passed,
+            "catalog": bool(options["catalog"]),
+            "reread": reread,
+        }
+        argv = [sys.executable, "-m", "routing.server.run", json.dumps(order)]
         sys.stdout.flush()
         sys.stderr.flush()
         os.execve(sys.executable, argv, environment())  # noqa: S606  (argv is a list, and nobody else's)
