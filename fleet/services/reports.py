@@ -70,7 +70,7 @@ def apply_shards(node: Node, reports: Iterable[ShardReport], *, now: datetime, r
         told.append((shard.replica_id, report))
     for shard in live.values():
         # An order that was not delivered yet is unknown to the agent; everything else it should have told of.
-        if shard.state == ShardState.ASSIGNED:
+        if shard.state == ShardState.ASSIGNED and (shard.wanted or _is_open(shard)):
             continue
         _missing(shard, node, rebooted=rebooted)
         touched.add(shard.replica_id)
@@ -98,6 +98,11 @@ def _find(node_id: int, report: ShardReport) -> Shard | None:
         return None
     rows = Shard.objects.filter(node_id=node_id, rank=int(rank), epoch=report.epoch).select_related("replica")
     return next((shard for shard in rows if str(shard.replica.uid) == uid), None)
+
+
+def _is_open(shard: Shard) -> bool:
+    """An order for it waits for its answer; once a stop has been answered, nothing else would tell of its end."""
+    return Command.objects.filter(shard=shard, state=CommandState.OPEN).exists()
 
 
 def _missing(shard: Shard, node: Node, *, rebooted: bool) -> None:

@@ -379,3 +379,22 @@ def test_an_engine_that_runs_under_an_ended_row_asks_for_a_sync() -> None:
     )
     assert told
     assert Shard.objects.get().state == ShardState.FAILED
+
+
+def test_a_shard_whose_stop_was_answered_and_whose_end_was_never_told_ends_with_the_next_whole_report() -> None:
+    admission = ready_node()
+    model()
+    tick()
+    operations.set_wish(replica=Replica.objects.get(), wish=ReplicaWish.STOP, actor="t", now=timezone.now())
+    tick()
+    whole = {"node_id": admission.node_id, "session_id": admission.session_id, "report": Report(shards=())}
+    reports.apply_whole_report(**whole, now=timezone.now())
+    assert Shard.objects.get().state == ShardState.ASSIGNED  # the stop is still to be delivered
+    stop = Command.objects.get(kind=CommandKind.STOP)
+    reports.apply_answer(
+        command_id=stop.pk, node_id=admission.node_id, accepted=True, code="", detail="", now=timezone.now()
+    )
+    reports.apply_whole_report(**whole, now=timezone.now())
+    assert Shard.objects.get().state == ShardState.STOPPED
+    assert Replica.objects.get().state == ReplicaState.STOPPED
+    assert not GpuClaim.objects.filter(released_at__isnull=True).exists()
