@@ -73,13 +73,16 @@ class Supervisor:
         )
         self._engines: dict[str, Engine] = {}
         self._found: dict[str, Found] = {}  # label → an engine of ours that the ledger does not know
+        self._going: dict[str, Found] = {}  # of those, what is being ended
         self.state_lost = ledger.lost
 
     # -- what is there ------------------------------------------------------------------------------------------------
 
     def reports(self) -> tuple[ShardReport, ...]:
         known = tuple(report for engine in self._engines.values() for report in engine.reports())
-        return known + tuple(found.report(self._ground.config.mgmt_addr) for found in self._found.values())
+        address = self._ground.config.mgmt_addr
+        found = tuple(each.report(address) for each in self._found.values())
+        return known + found + tuple(each.report(address, ShardState.STOPPING) for each in self._left())
 
     def owned_pids(self) -> set[int]:
         return set(self._ground.members())
@@ -176,6 +179,14 @@ class Supervisor:
 
     async def stop(self, shard: str, epoch: int, *, grace_seconds: float | None, reason: str) -> None:
         """End an engine. Of a newer epoch than the order's it changes nothing; of one that is gone it says so."""
+
+        def meant(found: Found) -> bool:
+            return found.shard == shard and found.epoch <= epoch
+
+        if any(meant(found) for found in self._found.values()):
+            await self._end_strays({label for label, found in self._found.items() if not meant(found)})
+        if any(meant(found) for found in self._left()):
+            return  # whoever ends it tells of its end
         engine = self._engines.get(shard)
         newest = engine.newest if engine else None
         if newest is None or newest.ended or newest.epoch < epoch:  # nothing of that epoch ever came, or it has ended
@@ -217,7 +228,11 @@ class Supervisor:
 
     def _found_ports(self) -> set[int]:
         """An engine that still loads has not bound its port."""
-        return {found.port for found in list(self._found.values())}
+        return {found.port for found in [*self._found.values(), *self._going.values()]}
+
+    def _left(self) -> list[Found]:
+        """What is being ended and has not ended."""
+        return [each for each in self._going.values() if processes.same_process(each.pid, each.start_time)]
 
     def _recognised(self, held: Held, found: Found) -> Entry:
         """The ledger is gone, but the process tells whose it is, and the order tells the rest."""
@@ -235,11 +250,21 @@ class Supervisor:
         )
 
     async def _end_strays(self, kept: set[str]) -> None:
-        """Marked processes that nothing accounts for: of an older epoch, or not wanted any more."""
+        """Marked processes that nothing accounts for: of an older epoch, or not wanted any more.
+
+        An engine among them is told of as long as it lives: its replica must not start elsewhere beside it.
+        """
+        self._going |= {label: found for label, found in self._found.items() if label not in kept}
         self._found = {label: found for label, found in self._found.items() if label in kept}
         strays = set(await self._ground.strays(lambda: self._labels() | kept))
-        if not strays:
-            return
+        if strays:
+            await self._end(strays)
+        left = set((await asyncio.to_thread(processes.marked, self._ground.mark)).values()) if self._going else set()
+        for label in [label for label in self._going if label not in left]:
+            found = self._going.pop(label)
+            self._ground.on_report(ShardReport(shard=found.shard, epoch=found.epoch, state=ShardState.STOPPED))
+
+    async def _end(self, strays: set[int]) -> None:
         log.warning("engine.strays pids=%s", sorted(strays))
         leftovers = await asyncio.to_thread(processes.shared_memory, strays)
         number, kill_at = signal.SIGTERM, time.monotonic() + STRAY_GRACE_SECONDS

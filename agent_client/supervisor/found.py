@@ -23,13 +23,13 @@ class Found:
     def endpoint(self, address: str) -> str:
         return f"http://{f'[{address}]' if ':' in address else address}:{self.port}"
 
-    def report(self, address: str) -> ShardReport:
+    def report(self, address: str, state: ShardState = ShardState.LOADING) -> ShardReport:
         """Until the server has said what it is to be, all that is known: something of this shard runs."""
         head = self.shard.endswith("/0") and self.port
         return ShardReport(
             shard=self.shard,
             epoch=self.epoch,
-            state=ShardState.LOADING,
+            state=state,
             detail="found by its mark: the agent's ledger was lost",
             endpoint=self.endpoint(address) if head else None,
             pids=(self.pid,),

@@ -464,6 +464,32 @@ async def test_engines_that_a_lost_ledger_left_and_nobody_wants_are_ended(node: 
     assert processes.start_time(pid) is None
 
 
+@pytest.mark.parametrize("told", ["a stop", "the whole desired state"])
+async def test_what_a_lost_ledger_left_is_told_as_ended_when_it_has_ended(node: Node, told: str) -> None:
+    """Said sooner, its replica would start on another node beside it."""
+    await node.supervisor.start(order(3, extra_args=["--ignore-sigterm"]))
+    pid = (await node.until(ShardState.READY)).pids[0]
+    await node.supervisor.close(stop_engines=False)
+    (node.config.state_dir / "ledger.json").unlink()
+    node.again()
+    await node.supervisor.adopt()
+    node.reports.clear()
+    if told == "a stop":
+        stop = node.supervisor.stop("uid/0", 3, grace_seconds=0, reason="test")
+    else:
+        stop = node.supervisor.apply(Desired(revision=1))
+    ending = asyncio.create_task(stop)
+    late = asyncio.create_task(node.supervisor.stop("uid/0", 3, grace_seconds=0, reason="again"))
+    while processes.start_time(pid) is not None:
+        shown = [report.state for report in (*node.supervisor.reports(), *node.reports)]
+        assert shown or processes.start_time(pid) is None
+        assert ShardState.STOPPED not in shown or processes.start_time(pid) is None
+        await asyncio.sleep(0.01)
+    await asyncio.gather(ending, late)
+    assert (await node.until(ShardState.STOPPED)).epoch == 3
+    assert node.supervisor.reports() == ()
+
+
 def test_a_ledger_changed_at_any_byte_is_lost_or_right(tmp_path: Path) -> None:
     """Failures 4."""
     from agent_client.ledger import Entry
