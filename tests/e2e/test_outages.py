@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.skipif(bin_folder() is None and not os.environ.get("CI"), reason="PostgreSQL is not installed"),
 ]
 
-ECHO = {"name": "one", "profile": {"engine": "echo", "gpus": 0, "options": {"chunk_delay": 0.2}}}
+ECHO = {"name": "one", "profile": {"engine": "echo", "gpus": 0}}
 
 
 @pytest.fixture

@@ -31,9 +31,14 @@ def test_trouble_breaks_no_promise_and_the_wish_comes_true(first: int) -> None:
         happened(seed)
 
 
-@pytest.mark.heavy
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("first", range(15, 300, 15))
+@pytest.mark.parametrize(
+    "first",
+    [
+        *(pytest.param(first, marks=pytest.mark.heavy) for first in range(15, 150, 15)),
+        *(pytest.param(first, marks=pytest.mark.long) for first in range(150, 300, 15)),
+    ],
+)
 def test_much_trouble_breaks_no_promise(first: int) -> None:
     for seed in range(first, first + 15):
         happened(seed)
