@@ -66,6 +66,11 @@ class Grid:
         """Where this process's fields of a row begin in `words`."""
         return _CELLS_AT + (row * COLUMNS + self.column) * FIELDS
 
+    def cells(self, row: int) -> range:
+        """Where the fields of each process begin."""
+        start = _CELLS_AT + row * COLUMNS * FIELDS
+        return range(start, start + self.words[1] * FIELDS, FIELDS)
+
     def fields(self, row: int, field: int) -> memoryview:
         """One field of all processes."""
         start = _CELLS_AT + row * COLUMNS * FIELDS

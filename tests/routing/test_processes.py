@@ -14,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from routing.dataplane import choice
 from routing.dataplane.choice import Chooser
@@ -87,6 +89,34 @@ def test_a_month_goes_on_after_a_restart_and_counts_what_the_database_knew(tmp_p
     second.settle(0, 40, now)
     assert second.admit(0, now) is not None
     assert second.admit(0, now + 40 * 86_400) is None  # another month
+
+
+ALONE = Grid()
+SOME = st.none() | st.integers(0, 12)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    limits=st.builds(Limits, requests_per_minute=SOME, tokens_per_minute=SOME, concurrency=SOME, tokens_per_month=SOME),
+    cells=st.lists(st.tuples(*[st.integers(0, 9)] * 5, st.integers(-3, 1)), min_size=1, max_size=3),
+    second=st.floats(0, 59.9),
+    tokens=st.integers(0, 9),
+)
+def test_the_quick_look_at_limits_says_nothing_that_the_close_one_denies(
+    limits: Limits, cells: list[tuple[int, ...]], second: float, tokens: int
+) -> None:
+    grid = ALONE
+    grid.words[1] = len(cells)
+    row = grid.rows(["key:quick"])["key:quick"]
+    now = 60.0 * 29_000_000 + second
+    for cell, (at_once, requests, before, used, used_before, minute) in zip(grid.cells(row), cells, strict=True):
+        words = (at_once, 0, 29_000_000 + minute, requests, before, used, used_before, 0)
+        for field, word in enumerate(words):
+            grid.words[cell + field] = word
+    meter = Meter(grid, row)
+    meter.update(limits, 0, now)
+    if meter._far(tokens, now):
+        assert meter._exceeded(tokens, now) is None
 
 
 def test_more_processes_than_columns_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
