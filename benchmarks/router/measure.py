@@ -145,7 +145,10 @@ class Router:
 
     def close(self) -> None:
         if self.process:
-            handles = [os.pidfd_open(pid) for pid in self.pids()]  # no number that somebody else may have by then
+            handles = []  # no number that somebody else may have by then
+            for pid in self.pids():
+                with contextlib.suppress(ProcessLookupError):
+                    handles.append(os.pidfd_open(pid))
             self.process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(3)
