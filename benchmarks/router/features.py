@@ -107,16 +107,20 @@ def command(name: str, place: Place) -> list[str]:
     return [*argv, "--shared-dir", f"{place.folder}/router", *arguments]
 
 
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.router.features")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=2.0)
+    return parser
+
+
 def main() -> None:
     if sys.argv[1:2] == ["--child"]:
         patch, _, _ = VARIANTS[sys.argv[2]]
         patch()
         del sys.argv[1:3]
         sys.exit(child.main())
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.router.features")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=2.0)
-    args = parser.parse_args()
+    args = parser().parse_args()
     cores = sorted(os.sched_getaffinity(0))
     cache = ROOT / "var" / "benchmarks"
     engine, load = programs.build(cache / "programs")
