@@ -214,16 +214,7 @@ class ClientConnection(asyncio.Protocol):
         wrong = http1.fault(version, headers, fields)
         if wrong or target is None:
             return self._refuse(400, f"cannot read the request: {wrong or 'its target is no path'}")
-        given = fields.get(b"x-request-id", b"")
-        head = Head(
-            self._parser.get_method().decode(),
-            target.partition(b"?")[0].decode("ascii"),
-            target,
-            headers,
-            fields,
-            version == "1.1",
-            given.decode("latin-1") if len(given) <= 128 else "",
-        )
+        head = Head.read(self._parser.get_method(), target, headers, fields, http11=version == "1.1")
         request = Request(head, time.monotonic())
         request.reply = self._router.admit(request)
         if request.reply is None:
@@ -265,7 +256,7 @@ class ClientConnection(asyncio.Protocol):
         request = self._requests[-1]
         request.keep_alive = self._parser.should_keep_alive()  # only here does it tell the truth
         request.complete = True
-        if self._apart is not None and _plain(request):
+        if self._apart is not None and request.plain:
             http1.remember(self._router.heads, self._apart, request.head)
         self._fresh()
         if self._exchange and request is self._requests[0]:
@@ -395,9 +386,7 @@ class ClientConnection(asyncio.Protocol):
             return
         self._deaf = True
         if not self._requests or self._requests[-1].complete:
-            nothing = Request(Head("", "", b"", [], {}, True), time.monotonic())
-            nothing.keep_alive = False
-            self._requests.append(nothing)
+            self._requests.append(Request.unread(time.monotonic()))
         request = self._requests[-1]
         request.reply = request.reply or refusal(status, text)
         if self._serving and request is self._requests[0]:  # its upload was on its way to the engine
@@ -405,17 +394,3 @@ class ClientConnection(asyncio.Protocol):
             if self._out.begun:
                 return self._transport.abort()
         self._next()
-
-
-def _plain(request: Request) -> bool:
-    """Whether all that its head says is said by an equal head, too: there is a body that ends where the length says."""
-    fields = request.head.fields
-    return (
-        request.reply is None
-        and request.keep_alive
-        and request.form is None
-        and request.head.http11
-        and b"content-length" in fields
-        and b"expect" not in fields
-        and b"upgrade" not in fields
-    )

@@ -15,6 +15,9 @@ from routing.table import Endpoint, RoutingTable
 _PROCESS = f"{getrandbits(64):016x}"
 _next_number = count(1).__next__
 
+#: A client's own request id is taken up to this length.
+ID_BYTES = 128
+
 #: Names in lower case, in the order they came.
 Headers = list[tuple[bytes, bytes]]
 
@@ -50,6 +53,22 @@ class Head:
     table: RoutingTable | None = None  # by which the key was judged
     to_engine: tuple[Endpoint, bytes] | None = None  # as the endpoint gets it that got the last one
 
+    @classmethod
+    def read(
+        cls, method: bytes, target: bytes, headers: Headers, fields: Mapping[bytes, bytes], *, http11: bool
+    ) -> "Head":
+        """Of what the parser found, which was checked. An id of the client's that is too long is none."""
+        given = fields.get(b"x-request-id", b"")
+        return cls(
+            method.decode(),
+            target.partition(b"?")[0].decode("ascii"),
+            target,
+            headers,
+            fields,
+            http11,
+            given.decode("latin-1") if len(given) <= ID_BYTES else "",
+        )
+
 
 class Request:
     """A request from its head on; its body comes later."""
@@ -72,6 +91,27 @@ class Request:
         self.key = head.key
         self.serial = serial()
         self.id = head.given_id or self.serial
+
+    @classmethod
+    def unread(cls, began: float) -> "Request":
+        """What came can't be told from anything: it stands for the last answer of its connection."""
+        request = cls(Head("", "", b"", [], {}, True), began)
+        request.keep_alive = False
+        return request
+
+    @property
+    def plain(self) -> bool:
+        """Whether all that its head says is said by an equal head, too: its body ends where the length says."""
+        fields = self.head.fields
+        return (
+            self.reply is None
+            and self.keep_alive
+            and self.form is None
+            and self.head.http11
+            and b"content-length" in fields
+            and b"expect" not in fields
+            and b"upgrade" not in fields
+        )
 
     @property
     def ready(self) -> bool:
