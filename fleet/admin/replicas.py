@@ -27,6 +27,8 @@ from fleet.models import Event, GpuClaim, Replica, Shard
 from fleet.services import operations
 from fleet.services.commands import DEFAULT_DRAIN_SECONDS
 
+STAYS_STOPPED = "They stay stopped until «Start» is chosen. Nothing takes their place."
+
 
 @admin.register(Replica)
 class ReplicaAdmin(LivePage, MachineOwnedAdmin):
@@ -74,22 +76,15 @@ class ReplicaAdmin(LivePage, MachineOwnedAdmin):
 
     @admin.action(description="Drain: stop with the last request", permissions=["change"])
     def drain(self, request: HttpRequest, rows: QuerySet[Replica]) -> Any:
-        given = ask(
-            self,
+        return self._in_time(
             request,
-            rows.select_related("model"),
+            rows,
+            lambda r, seconds, **who: operations.drain_replica(replica=r, deadline_seconds=seconds, **who),
+            "is to be drained and stopped",
             title="Drain and stop",
             explain="Nothing new comes in; each stops with its last request, and at the deadline at last.",
-            undo="They stay stopped until «Start» is chosen. Nothing takes their place.",
-            tell=_tell(rows),
-            form=TimeForm,
-            initial={"deadline_seconds": f"{DEFAULT_DRAIN_SECONDS:g}"},
+            undo=STAYS_STOPPED,
         )
-        if not isinstance(given, dict):
-            return given
-        actor, now, seconds = request.user.get_username(), timezone.now(), given["deadline_seconds"]
-        act: Any = lambda r: operations.drain_replica(replica=r, deadline_seconds=seconds, actor=actor, now=now)  # noqa: E731
-        return self.each(request, rows, act, "is to be drained and stopped")
 
     @admin.action(description="Stop now", permissions=["change"])
     def stop(self, request: HttpRequest, rows: QuerySet[Replica]) -> Any:
@@ -99,7 +94,7 @@ class ReplicaAdmin(LivePage, MachineOwnedAdmin):
             rows.select_related("model"),
             title="Stop now",
             explain="They are stopped at once: answers that are under way are cut.",
-            undo="They stay stopped until «Start» is chosen. Nothing takes their place.",
+            undo=STAYS_STOPPED,
             tell=_tell(rows),
         )
         return given if not isinstance(given, dict) else self._wish(request, rows, ReplicaWish.STOP, "is to be stopped")
@@ -110,23 +105,16 @@ class ReplicaAdmin(LivePage, MachineOwnedAdmin):
 
     @admin.action(description="Restart", permissions=["change"])
     def restart(self, request: HttpRequest, rows: QuerySet[Replica]) -> Any:
-        given = ask(
-            self,
+        return self._in_time(
             request,
-            rows.select_related("model"),
+            rows,
+            lambda r, seconds, **who: operations.restart_replica(replica=r, drain_seconds=seconds, **who),
+            "is to be restarted",
             title="Restart",
             explain="Each stops and starts again as its next attempt, on the same cards or others. "
             "A wait after crashes is cut short.",
             undo="A restart that has begun can't be taken back.",
-            tell=_tell(rows),
-            form=TimeForm,
-            initial={"deadline_seconds": f"{DEFAULT_DRAIN_SECONDS:g}"},
         )
-        if not isinstance(given, dict):
-            return given
-        actor, now, seconds = request.user.get_username(), timezone.now(), given["deadline_seconds"]
-        act: Any = lambda r: operations.restart_replica(replica=r, actor=actor, now=now, drain_seconds=seconds)  # noqa: E731
-        return self.each(request, rows, act, "is to be restarted")
 
     @admin.action(description="Try again now", permissions=["change"])
     def retry(self, request: HttpRequest, rows: QuerySet[Replica]) -> None:
@@ -134,6 +122,24 @@ class ReplicaAdmin(LivePage, MachineOwnedAdmin):
         self.each(
             request, rows, lambda r: operations.restart_replica(replica=r, actor=actor, now=now), "is tried again"
         )
+
+    def _in_time(
+        self, request: HttpRequest, rows: QuerySet[Replica], act: Callable[..., Any], done: str, **words: str
+    ) -> Any:
+        """Ask how long requests may take to end, then act on each row: `act(row, seconds, actor=, now=)`."""
+        given = ask(
+            self,
+            request,
+            rows.select_related("model"),
+            tell=_tell(rows),
+            form=TimeForm,
+            initial={"deadline_seconds": f"{DEFAULT_DRAIN_SECONDS:g}"},
+            **words,
+        )
+        if not isinstance(given, dict):
+            return given
+        seconds, who = given["deadline_seconds"], {"actor": request.user.get_username(), "now": timezone.now()}
+        return self.each(request, rows, lambda r: act(r, seconds, **who), done)
 
     def _wish(self, request: HttpRequest, rows: QuerySet[Replica], wish: ReplicaWish, done: str) -> None:
         actor = request.user.get_username()
