@@ -7,7 +7,6 @@ median of the differences inside each round. A feature that can't be switched of
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -16,8 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.router import programs
-from benchmarks.router.measure import Bench, Router, start
+from benchmarks.router.measure import Bench, Router, in_turn, start
 from benchmarks.router.peers import Place, nginx
 from routing.dataplane import exchange
 from routing.dataplane.choice import Chooser
@@ -25,7 +23,7 @@ from routing.dataplane.metrics import Histogram
 from routing.dataplane.router import Router as Served
 from routing.domain import http1
 from routing.domain.usage import Facts
-from routing.keys import digest, new_key
+from routing.keys import digest
 from routing.server import __main__ as child
 from tests.e2e.harness import ROOT
 
@@ -121,26 +119,14 @@ def main() -> None:
         del sys.argv[1:3]
         sys.exit(child.main())
     args = parser().parse_args()
-    cores = sorted(os.sched_getaffinity(0))
-    cache = ROOT / "var" / "benchmarks"
-    engine, load = programs.build(cache / "programs")
-    bench = Bench(
-        engine=engine,
-        load=load,
-        router_core={cores[-2]},
-        load_core={cores[-1]},
-        cache=cache,
-        key=new_key()[0],
-        quick=True,
-        seconds=args.seconds,
-    )
+    bench = Bench.here(quick=True, seconds=args.seconds)
     with tempfile.TemporaryDirectory(prefix="llmgw-bench-") as folder:
         routers: list[Router] = []
         try:
             for name, each in {"nginx": nginx, **{name: partial(command, name) for name in VARIANTS}}.items():
                 routers.append(start(name.replace(" ", "-"), each, bench, Path(folder)))
             for number in range(args.rounds):
-                for router in routers[number % len(routers) :] + routers[: number % len(routers)]:
+                for router in in_turn(routers, number):
                     router.closed()
         finally:
             for router in routers:

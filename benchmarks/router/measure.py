@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
 import urllib.request
 from collections import defaultdict
@@ -13,9 +14,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.router import processes
+from benchmarks.router import processes, programs
 from benchmarks.router.peers import Absent, Command, Place
 from benchmarks.router.programs import Engine, load, nothing, pinned
+from routing.keys import new_key
+from tests.e2e.harness import ROOT
 from tests.support.ports import free_port
 
 CONNECTIONS = 64
@@ -41,6 +44,25 @@ class Bench:
     key: str
     seconds: float
     quick: bool
+
+    @classmethod
+    def here(cls, *, seconds: float, quick: bool) -> "Bench":
+        """On the last two of this machine's cores. Ends the program with a sentence where that can't be."""
+        cores = sorted(os.sched_getaffinity(0))
+        if len(cores) < 2 or not programs.available():
+            sys.exit("cannot measure: two cores and gcc are needed, one core for the router and one for all the rest")
+        cache = ROOT / "var" / "benchmarks"
+        engine, load = programs.build(cache / "programs")
+        return cls(
+            engine=engine,
+            load=load,
+            router_core={cores[-2]},
+            load_core={cores[-1]},
+            cache=cache,
+            key=new_key()[0],
+            quick=quick,
+            seconds=seconds,
+        )
 
 
 @dataclass
@@ -197,3 +219,9 @@ def _until_answers(router: Router) -> None:
             last = error
             time.sleep(0.2)
     raise Absent(f"{router.name} is left out: it gives no answer ({last})")
+
+
+def in_turn(routers: list[Router], number: int) -> list[Router]:
+    """In another order each round, so that none is always first."""
+    first = number % len(routers)
+    return routers[first:] + routers[:first]

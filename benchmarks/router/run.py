@@ -5,38 +5,20 @@ them; a figure is the median of its rounds, a ratio the median of the ratios ins
 """
 
 import argparse
-import os
-import sys
 import tempfile
 from functools import partial
 from pathlib import Path
 
-from benchmarks.router import programs, table
-from benchmarks.router.measure import Bench, Router, start
+from benchmarks.router import table
+from benchmarks.router.measure import Bench, Router, in_turn, start
 from benchmarks.router.peers import PEERS, USUAL, Absent, Command, llmgw
-from routing.keys import new_key
-from tests.e2e.harness import ROOT
 
 DIRECT = "engine directly"
 
 
 def main() -> None:
     args = _arguments()
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < 2 or not programs.available():
-        sys.exit("cannot measure: two cores and gcc are needed, one core for the router and one for all the rest")
-    cache = ROOT / "var" / "benchmarks"
-    engine, load = programs.build(cache / "programs")
-    bench = Bench(
-        engine=engine,
-        load=load,
-        router_core={cores[-2]},
-        load_core={cores[-1]},
-        cache=cache,
-        key=new_key()[0],
-        quick=args.quick,
-        seconds=1.0 if args.quick else args.seconds,
-    )
+    bench = Bench.here(quick=args.quick, seconds=1.0 if args.quick else args.seconds)
     commands: dict[str, Command | None] = {DIRECT: None, **{name: PEERS[name] for name in args.peers}}
     commands |= {f"llmgw in {path.name}": partial(llmgw, checkout=path.resolve()) for path in args.beside}
     with tempfile.TemporaryDirectory(prefix="llmgw-bench-") as folder:
@@ -57,7 +39,7 @@ def main() -> None:
 def _measure(routers: list[Router], *, rounds: int, times: int) -> None:
     for number in range(rounds):
         print(f"round {number + 1} of {rounds} …", flush=True)
-        for router in routers[number % len(routers) :] + routers[: number % len(routers)]:
+        for router in in_turn(routers, number):
             router.closed()
             router.streams()
     for router in routers:

@@ -56,6 +56,11 @@ def _later(world: World, least: float, most: float, call: Callable[..., Any], *a
     world.loop.call_later(world.chance.uniform(least, most), call, *args)
 
 
+def _for_a_while(world: World, least: float, most: float, field: str, value: bool) -> None:
+    setattr(world, field, value)
+    _later(world, least, most, setattr, world, field, not value)
+
+
 def agent_dies(world: World, judge: "Judge") -> None:
     machine = world.chance.choice(world.machines)
     world.kill_agent(machine)
@@ -114,20 +119,17 @@ def control_plane_dies_between_writes(world: World, judge: "Judge") -> None:
 
 def bus_dies(world: World, judge: "Judge") -> None:
     world.note("the bus is away")
-    world.bus_up = False
-    _later(world, 1.0, 30.0, setattr, world, "bus_up", True)
+    _for_a_while(world, 1.0, 30.0, "bus_up", False)
 
 
 def database_goes(world: World, judge: "Judge") -> None:
     world.note("the database is away")
-    world.database_away = True
-    _later(world, 0.5, 12.0, setattr, world, "database_away", False)
+    _for_a_while(world, 0.5, 12.0, "database_away", True)
 
 
 def database_is_full(world: World, judge: "Judge") -> None:
     world.note("the database's disk is full")
-    world.database_full = True
-    _later(world, 0.5, 12.0, setattr, world, "database_full", False)
+    _for_a_while(world, 0.5, 12.0, "database_full", True)
 
 
 def answers_are_lost(world: World, judge: "Judge") -> None:
