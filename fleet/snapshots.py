@@ -97,7 +97,7 @@ def _with_free_cards(wishes: FleetSnapshot) -> tuple[NodeView, ...]:
 def _classes(wishes: FleetSnapshot) -> set[str] | None:
     """Those that the models in scope may use; None: any."""
     models = [model for model in wishes.models if wishes.scope is None or model.pk in wishes.scope]
-    profiles = [each for model in models for each in (model.profile, *model.older.values()) if each and each.gpus_total]
+    profiles = [profile for model in models for profile in model.profiles if profile.gpus_total]
     return {name for each in profiles for name in each.gpu_class} if all(each.gpu_class for each in profiles) else None
 
 

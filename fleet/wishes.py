@@ -85,11 +85,9 @@ def _unsettled(models: tuple[ModelView, ...], draining: Collection[int], evacuat
     found = set(broken.order_by().values_list("model", flat=True))
     managed = {model.pk: model for model in models}
     for pk in managed.keys() | replicas.keys():
-        model, (copies, rest), (rows, serve, heads) = (
-            managed.get(pk),
-            replicas.get(pk, (0, 0)),
-            shards.get(pk, (0, 0, 0)),
-        )
+        model = managed.get(pk)
+        copies, rest = replicas.get(pk, (0, 0))
+        rows, serve, heads = shards.get(pk, (0, 0, 0))
         if model is None or model.rollout is not None or not copies == rest == heads == model.replicas or rows != serve:
             found.add(pk)
     return found
@@ -98,17 +96,14 @@ def _unsettled(models: tuple[ModelView, ...], draining: Collection[int], evacuat
 def _with_neighbours(models: tuple[ModelView, ...], scope: Collection[int]) -> frozenset[int]:
     """Where the models run that an affinity names decides as well."""
     by_name = {model.name: model.pk for model in models}
-    profiles = [
-        each for model in models if model.pk in scope for each in (model.profile, *model.older.values()) if each
-    ]
+    profiles = [profile for model in models if model.pk in scope for profile in model.profiles]
     names = {name for profile in profiles for name in (*profile.affinity, *profile.anti_affinity)}
     return frozenset(scope) | {by_name[name] for name in names if name in by_name}
 
 
 def _meeting_points(models: tuple[ModelView, ...], scope: Collection[int]) -> frozenset[tuple[int, int]]:
     """Ports that replicas out of scope hold on their heads' nodes, if anything in scope may want one."""
-    profiles = (each for model in models if model.pk in scope for each in (model.profile, *model.older.values()))
-    if not any(profile is not None and profile.nodes > 1 for profile in profiles):
+    if not any(profile.nodes > 1 for model in models if model.pk in scope for profile in model.profiles):
         return frozenset()
     heads = Shard.objects.filter(rank=0, rendezvous_port__isnull=False).exclude(state__in=ENDED_SHARD_STATES)
     rows = heads.exclude(replica__model__in=scope).order_by().values_list("node", "rendezvous_port")

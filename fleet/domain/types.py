@@ -166,6 +166,11 @@ class ModelView:
     rollout: RolloutView | None = None
     older: Mapping[int, Profile] = field(default_factory=dict)  # profiles of other revisions in use, by number
 
+    @property
+    def profiles(self) -> tuple[Profile, ...]:
+        """Of all its revisions that are in use and can be read."""
+        return tuple(each for each in (self.profile, *self.older.values()) if each is not None)
+
     def profile_of(self, revision: int) -> Profile | None:
         return self.profile if revision == self.revision else self.older.get(revision)
 
