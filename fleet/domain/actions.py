@@ -50,6 +50,7 @@ class DrainShard:
 class StopShard:
     shard: int
     reason: str
+    drained: bool = False  # for a drain of its node or card alone: not if that was cancelled meanwhile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

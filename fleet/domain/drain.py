@@ -19,9 +19,9 @@ def live(replica: ReplicaView) -> list[ShardView]:
     return [shard for shard in replica.shards if shard.state not in ENDED_SHARD_STATES]
 
 
-def stop(shards: list[ShardView], reason: str) -> list[Action]:
-    """Stop what is still wanted; a repeated call does nothing."""
-    return [StopShard(shard=shard.pk, reason=reason) for shard in shards if shard.wanted]
+def stop(shards: list[ShardView], reason: str, *, drained: bool = False) -> list[Action]:
+    """Stop what is still wanted; a repeated call does nothing. `drained`: it is the drain of a node that asks."""
+    return [StopShard(shard=shard.pk, reason=reason, drained=drained) for shard in shards if shard.wanted]
 
 
 def wind_down(replica: ReplicaView, now: datetime, *, until: datetime, reason: str) -> list[Action]:

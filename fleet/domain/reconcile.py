@@ -268,7 +268,7 @@ class _Tick:
         if deadline <= self.now:
             if substitute is not None:
                 yield self._remove(replica, "the drain's deadline has come")
-            yield from stop(live(replica), "the drain's deadline has come")
+            yield from stop(live(replica), "the drain's deadline has come", drained=True)
             return
         if substitute is not None:
             return
@@ -277,7 +277,7 @@ class _Tick:
         if not isinstance(found, Placement) or found.preempts:
             return  # it serves on until the deadline
         if replica.state is not ReplicaState.READY:
-            yield from stop(live(replica), "its node is drained")
+            yield from stop(live(replica), "its node is drained", drained=True)
             return
         self.room.promise(found, model=model.pk)
         yield CreateReplica(

@@ -3,6 +3,8 @@
 from datetime import datetime
 from typing import assert_never
 
+from django.db.models import Q
+
 from agent_client.protocol.states import ENDED_SHARD_STATES, ShardState
 from fleet import doorbell
 from fleet.domain.actions import (
@@ -38,8 +40,8 @@ def carry_out(action: Action, now: datetime) -> bool:
             return _delete(replica_id)
         case SetGoal():
             return _set_goal(action)
-        case StopShard(shard=shard_id, reason=reason):
-            return _stop(shard_id, reason, now)
+        case StopShard():
+            return _stop(action, now)
         case DrainShard():
             return _drain(action, now)
         case GiveUpShard():
@@ -96,16 +98,23 @@ def _wanted(shard_id: int) -> Shard | None:
     return None if shard is None or shard.state in ENDED_SHARD_STATES else shard
 
 
-def _stop(shard_id: int, reason: str, now: datetime) -> bool:
-    shard = _wanted(shard_id)
-    if shard is None:
+def _stop(action: StopShard, now: datetime) -> bool:
+    shard = _wanted(action.shard)
+    if shard is None or (action.drained and not _leaves(shard.replica_id)):
         return False
     if shard.state == ShardState.LOST:
-        Shard.objects.filter(pk=shard_id).update(wanted=False)  # nobody is there to stop it; desired state will
+        Shard.objects.filter(pk=shard.pk).update(wanted=False)  # nobody is there to stop it; desired state will
         return True
-    commands.order(shard=shard, kind=CommandKind.STOP, reason=reason)
+    commands.order(shard=shard, kind=CommandKind.STOP, reason=action.reason)
     recompute(shard.replica_id, now=now)
     return True
+
+
+def _leaves(replica_id: int) -> bool:
+    """Whether a node or card that it is on is still to be drained: a drain that was cancelled ends nothing more."""
+    node = Q(node__drain_deadline_at__isnull=False)
+    card = Q(claims__released_at__isnull=True, claims__gpu__drain_deadline_at__isnull=False)
+    return Shard.objects.filter(node | card, replica=replica_id).exclude(state__in=ENDED_SHARD_STATES).exists()
 
 
 def _drain(action: DrainShard, now: datetime) -> bool:

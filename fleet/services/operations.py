@@ -56,7 +56,10 @@ def drain_node(*, node: Node, deadline_seconds: float, reason: str, actor: str, 
 
 @transaction.atomic
 def cancel_drain(*, node: Node, actor: str) -> None:
-    """What has not left yet stays; the node stays cordoned until it is uncordoned."""
+    """What was not told to stop yet stays; the node stays cordoned until it is uncordoned.
+
+    A stop that is on its way is final: whether it arrived is not known. Its replica starts anew where there is room.
+    """
     if Node.objects.filter(pk=node.pk, drain_deadline_at__isnull=False).update(drain_deadline_at=None) != 1:
         raise FleetError("not_draining", f"cannot cancel the drain of {node.name}: it is not being drained")
     record("node_drain_cancelled", f"the drain of {node.name} is cancelled", actor=actor, node_id=node.pk)

@@ -28,6 +28,7 @@ from fleet.models import (
 from fleet.services import catalog, commands, nodes, operations, reconciler, reports, rollouts
 from fleet.services.commands import desired_for, wire_name
 from fleet.services.errors import FleetError
+from fleet.wishes import load_wishes
 from tests.fleet.test_catalog_and_pages import api as api  # the fixture
 from tests.fleet.test_reconciler import make_ready, model, ready_node, tell, tick
 
@@ -223,6 +224,19 @@ def test_a_node_is_drained_by_api_with_progress_and_a_deadline(api: Client) -> N
     assert (node["drain_left"], node["drain_deadline_at"], node["schedulable"]) == (None, None, False)
     assert [str(row) for row in Replica.objects.all()] == ["qwen/2"]
     assert api.post("/api/v1/nodes/gpu-01/cancel-drain/").json()["code"] == "not_draining"
+
+
+def test_a_cancelled_drain_ends_nothing_that_was_not_told_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a tick that read the fleet before still thinks that the deadline has come."""
+    serving(cards=1)
+    node = Node.objects.get()
+    operations.drain_node(node=node, deadline_seconds=0, reason="", actor="t", now=timezone.now())
+    before = load_wishes()
+    operations.cancel_drain(node=node, actor="t")
+    monkeypatch.setattr(reconciler, "load_wishes", lambda **_: before)
+    tick()
+    assert Shard.objects.get().wanted
+    assert not Command.objects.filter(kind=CommandKind.STOP).exists()
 
 
 def test_one_card_is_drained_and_its_replica_goes_to_another(api: Client) -> None:

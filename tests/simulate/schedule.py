@@ -341,8 +341,8 @@ class Judge:
         attempt = Shard.objects.filter(replica=replica, epoch=engine.epoch)
         if Event.objects.filter(kind="node_lost", node__shards__in=attempt).exists():
             return
-        if Node.objects.filter(shards__replica=replica, drain_deadline_at__isnull=False).exists():
-            return  # all of it leaves, wherever its other ranks are
+        if attempt.filter(pk__in=self._world.drained).exists():
+            return  # a drain told it to stop while it lasted: all of it leaves, wherever its other ranks are
         others = attempt.exclude(rank=int(rank))
         if any(each.state in ENDED_SHARD_STATES or each.state == ShardState.LOST for each in others):
             return  # a rank is gone, so the whole replica begins anew

@@ -1,12 +1,15 @@
 """Rows of the failure catalogue about agents and engines, on the whole control loop, with the default times."""
 
 import shutil
+import signal
 
 import pytest
 
 from fleet.domain.states import NodeStatus
 from fleet.models import AgentSession, Event, Node, Shard
-from tests.simulate.schedule import unsettled
+from fleet.services import operations
+from tests.simulate.kernel import Broken
+from tests.simulate.schedule import Judge, unsettled
 from tests.simulate.test_faults import (  # noqa: F401  (its fixture serves here too)
     MINUTE,
     _database_in_the_loop,
@@ -84,3 +87,43 @@ def test_of_four_ranks_one_dies_and_all_four_come_back_as_one_attempt() -> None:
         assert all(len(epochs) <= 1 for epochs in mixed)
 
     tell(story, nodes=4)
+
+
+@pytest.mark.parametrize("told", [False, True], ids=["before its deadline", "with its stop on its way"])
+def test_a_drain_is_cancelled(told: bool) -> None:
+    """Failures 39: what was told to stop ends and starts anew; all else serves on, and the judge knows them apart."""
+
+    async def story(w: World) -> None:
+        await begin(w, a=(1, 4))
+        w.checks.append(Judge(w).look)
+        (engine,) = w.kernel.alive()
+        node = Node.objects.get(name=engine.node)
+        w.network.away.add(engine.node)  # its frames are under way for long
+        operations.drain_node(node=node, deadline_seconds=5, reason="", actor="t", now=w.wall_now())
+        await w.sleep(15 if told else 3)
+        assert Shard.objects.get().wanted is not told
+        operations.cancel_drain(node=node, actor="t")
+        operations.uncordon_node(node=node, actor="t")
+        w.network.away.clear()
+        await until(w, MINUTE, lambda: Node.objects.get(pk=node.pk).status == NodeStatus.READY)
+        await w.sleep(10)
+        assert (engine.code is None) is not told
+        await until(w, MINUTE, lambda: not unsettled(w))
+        assert attempts() == {2 if told else 1}
+
+    tell(story, nodes=1)
+
+
+def test_the_judge_excuses_no_end_during_a_drain_that_asked_for_none() -> None:
+    async def story(w: World) -> None:
+        await begin(w, a=(1, 4))
+        w.checks.append(Judge(w).look)
+        (engine,) = w.kernel.alive()
+        node = Node.objects.get(name=engine.node)
+        operations.drain_node(node=node, deadline_seconds=600, reason="", actor="t", now=w.wall_now())
+        await w.sleep(5)
+        w.kernel.signal_all([engine.pid], signal.SIGTERM)
+        with pytest.raises(Broken, match="nothing asked for it"):
+            await w.sleep(5)
+
+    tell(story, nodes=1)

@@ -23,6 +23,7 @@ from agent_client.profile import parse_entry
 from fleet import doorbell
 from fleet.agents import pump as pump_module
 from fleet.agents.consumer import AgentConsumer
+from fleet.domain.actions import StopShard
 from fleet.domain.settled import unsettled
 from fleet.services import catalog, liveness, reconciler
 from tests.simulate.kernel import Kernel
@@ -69,6 +70,7 @@ class World:
         self.log: list[str] = []
         self._rung: asyncio.Event | None = None
         self._load, self._really_do = reconciler.load_wishes, reconciler._do
+        self.drained: set[int] = set()  # shards that were told to stop for a drain, while that lasted
         self._old_wishes: dict[bool, Any] = {}  # the last ones read, of either width
 
     def note(self, text: str) -> None:
@@ -238,6 +240,8 @@ class World:
 
     def do(self, action: Any, now: Any) -> bool:
         done = self._really_do(action, now)
+        if done and isinstance(action, StopShard) and action.drained:
+            self.drained.add(action.shard)
         if self.crash_share and self.chance.random() < self.crash_share * 4:
             self._dying = True
             raise Died
