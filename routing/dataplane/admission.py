@@ -42,7 +42,7 @@ class Admission:
             return route
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(route.hold_seconds):
-                while route.state == "loading" and all(each.draining for each in route.endpoints):
+                while route.state == "loading" and not route.routable:
                     changed = asyncio.get_running_loop().create_future()
                     self._held.add(changed)
                     try:

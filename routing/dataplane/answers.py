@@ -52,6 +52,8 @@ class Answers:
             elif status not in (204, 304):
                 self._chunked = True
                 lines.append(b"Transfer-Encoding: chunked\r\n")
+        if request.head.anthropic:  # whose clients look for it under this name
+            lines.append(b"Request-Id: %b\r\n" % id_)
         if self._cors:
             self._allow(request.head.fields.get(b"origin", b""))
         if not request.keep_alive or not request.complete:  # what is left of its body would not be a request
@@ -94,7 +96,7 @@ class Answers:
     def whole(self, reply: Reply) -> int:
         """Write it all; the status."""
         body = reply.body
-        if reply.text and self.request is not None and self.request.head.path.startswith(anthropic.PATH):
+        if reply.text and self.request is not None and self.request.head.anthropic:
             body = anthropic.error(reply.status, reply.text)
         lines = b"".join([b"%b: %b\r\n" % header for header in reply.headers])
         if reply.status != 204:

@@ -273,7 +273,7 @@ class Proxied:
         self._told(False)
 
     def _error_event(self, status: int, text: str) -> bytes:
-        if self._request.head.path.startswith(anthropic.PATH):
+        if self._request.head.anthropic:
             return b"event: error\ndata: " + anthropic.error(status, text) + b"\n\n"
         return b"data: " + openai.error(status, text, code="engine_lost") + b"\n\n"
 

@@ -18,7 +18,7 @@ _TO_ENGINE = _HOP.union(
 )
 #: Replaced, or the engine's own business.
 _TO_CLIENT = _HOP.union(
-    b"content-length x-request-id set-cookie access-control-allow-origin access-control-allow-credentials "
+    b"content-length x-request-id request-id set-cookie access-control-allow-origin access-control-allow-credentials "
     b"access-control-expose-headers".split()
 )
 

@@ -7,7 +7,7 @@ from random import getrandbits
 
 from routing.dataplane.gate import Gate
 from routing.dataplane.meters import Meter
-from routing.domain import openai
+from routing.domain import anthropic, openai
 from routing.domain.form import Form
 from routing.keys import Key
 from routing.table import Endpoint, RoutingTable
@@ -48,6 +48,7 @@ class Head:
     headers: Headers
     fields: Mapping[bytes, bytes]  # the same by name
     http11: bool
+    anthropic: bool = False  # its client reads Anthropic's shapes
     given_id: str = ""  # the client's own
     key: Key | None = None
     table: RoutingTable | None = None  # by which the key was judged
@@ -59,13 +60,15 @@ class Head:
     ) -> "Head":
         """Of what the parser found, which was checked. An id of the client's that is too long is none."""
         given = fields.get(b"x-request-id", b"")
+        path = target.partition(b"?")[0].decode("ascii")
         return cls(
             method.decode(),
-            target.partition(b"?")[0].decode("ascii"),
+            path,
             target,
             headers,
             fields,
             http11,
+            anthropic.spoken(path, fields),
             given.decode("latin-1") if len(given) <= ID_BYTES else "",
         )
 

@@ -7,9 +7,8 @@ import time
 from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import unquote
 
-from routing.dataplane import surface
+from routing.dataplane import listing, surface
 from routing.dataplane.admission import Admission
 from routing.dataplane.choice import Chooser
 from routing.dataplane.client import ClientConnection
@@ -99,7 +98,9 @@ class Router:
                 return refusal(401, f"cannot authenticate: the API key is {found}", code="invalid_api_key")
             request.key = request.head.key = found
         request.head.table = self._table
-        return self._models(request) if request.head.method != "POST" else None
+        if request.head.method == "POST":
+            return None
+        return listing.models(self._table, request.key, request.head)
 
     def admitted(self, head: Head) -> bool:
         """Whether what admit() found for this head holds: the table is the same, and the key has not expired."""
@@ -126,7 +127,7 @@ class Router:
             return self._refuse(
                 connection, request, client, route.name, 500, POISON, code="poison_request", headers=NO_RETRY
             )
-        if route.concurrency or not _routable(route):
+        if route.concurrency or not route.routable:
             return connection.wait(self._serve_later(connection, request, client, route, asked))
         if self._charge(connection, request, client, route):
             self._proxy(connection, request, client, route, asked)
@@ -136,9 +137,9 @@ class Router:
     ) -> None:
         """What may have to wait: until a replica is ready, until a place is free."""
         try:
-            if not _routable(route):
+            if not route.routable:
                 route = await self.admission.hold(route, lambda: self._table.routes.get(asked.model))
-            if not _routable(route):
+            if not route.routable:
                 text = f"cannot serve {route.name} now: {route.reason or 'no replica is ready'}"
                 return self._refuse(connection, request, client, route.name, 503, text, retry_after=route.retry_after)
             if not self._charge(connection, request, client, route):
@@ -215,19 +216,6 @@ class Router:
         if request.head.path == "/metrics":
             return 200, self._all_metrics(self.snapshot()).text().encode()
         return None
-
-    def _models(self, request: Request) -> Reply:
-        wanted = unquote(request.head.path).removeprefix("/v1/models").removeprefix("/")
-        rows = []
-        for name, route in self.table.routes.items():
-            if request.key is None or request.key.may_use(route.name) or request.key.may_use(name):
-                rows.append({"id": name, "object": "model", "created": 0, "owned_by": "llmgw", "state": _state(route)})
-        if not wanted:
-            return Reply(status=200, body=json.dumps({"object": "list", "data": rows}).encode())
-        row = next((row for row in rows if row["id"] == wanted), None)
-        if row is None:
-            return refusal(404, f"The model `{wanted}` does not exist.", code="model_not_found")
-        return Reply(status=200, body=json.dumps(row).encode())
 
     # -- books --------------------------------------------------------------------------------------------------------
 
@@ -342,14 +330,3 @@ class Router:
             for name, load in self.loads.items()
             if load.outstanding
         ]
-
-
-def _state(route: Route) -> str:
-    return "ready" if _routable(route) else route.state
-
-
-def _routable(route: Route) -> bool:
-    for endpoint in route.endpoints:  # noqa: SIM110  (any() with a generator takes three times as long)
-        if not endpoint.draining:
-            return True
-    return False

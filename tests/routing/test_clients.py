@@ -2,15 +2,17 @@
 
 import asyncio
 import base64
+import dataclasses
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import anthropic
 import openai
 import pytest
 
-from tests.routing.stage import Heard, Stage, chunk, stream_head, until, whole
+from routing.table import parse
+from tests.routing.stage import Heard, Script, Stage, chunk, stream_head, until, whole
 
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
 TOOLS: Any = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}]
@@ -161,6 +163,22 @@ async def test_the_routers_errors_raise_their_classes() -> None:
             assert large.value.status_code == 413
 
 
+async def test_what_is_busy_raises_a_rate_limit_and_is_asked_again_when_told(stage: Stage) -> None:
+    """The second request of a minute that allows one, and a model whose places are taken."""
+    await stage.engine(openai_engine)
+    routes = stage._routes()
+    routes["keys"][0]["limits"] = {"requests_per_minute": 1}
+    stage.router.table = parse(routes)
+    async with openai.AsyncOpenAI(
+        base_url=f"http://127.0.0.1:{stage.port}/v1", api_key=stage.key, max_retries=0
+    ) as client:
+        await client.chat.completions.create(model="m", messages=MESSAGES)
+        with pytest.raises(openai.RateLimitError) as busy:
+            await client.chat.completions.create(model="m", messages=MESSAGES)
+        assert busy.value.code == "rate_limit_exceeded"
+        assert 1 <= int(busy.value.response.headers["retry-after"]) <= 120
+
+
 async def test_a_stream_that_breaks_raises(stage: Stage, client: openai.AsyncOpenAI) -> None:
     async def script(heard: Heard, writer: asyncio.StreamWriter) -> None:
         writer.write(stream_head() + chunk(STREAMS["text"][1]))
@@ -172,19 +190,6 @@ async def test_a_stream_that_breaks_raises(stage: Stage, client: openai.AsyncOpe
     assert (await anext(stream)).choices
     with pytest.raises(openai.APIError, match="cannot go on"):
         await anext(stream)
-
-
-async def test_a_client_comes_back_when_it_was_told() -> None:
-    async with (
-        Stage(retry_after=1) as stage,
-        openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{stage.port}/v1", api_key=stage.key, max_retries=1) as client,
-    ):
-        began = asyncio.get_running_loop().time()
-        asking = asyncio.ensure_future(client.chat.completions.create(model="m", messages=MESSAGES))
-        await until(lambda: any(labels[2] == "503" for _, labels in stage.router.metrics.counters), "the refusal")
-        await stage.engine(openai_engine)
-        assert (await asking).choices[0].message.content
-        assert asyncio.get_running_loop().time() - began >= 1
 
 
 # -- anthropic --------------------------------------------------------------------------------------------------------
@@ -250,20 +255,136 @@ async def test_anthropic_messages_whole_and_tools_in_a_stream(stage: Stage, clau
     assert [(row["prompt_tokens"], row["completion_tokens"]) for row in stage.usage] == [(4, 2), (4, 9)]
 
 
-async def test_anthropic_errors_raise_their_classes(stage: Stage, claude: anthropic.AsyncAnthropic) -> None:
-    stage.router.table = stage.with_models("m")
+async def test_anthropic_images_of_20_mb(stage: Stage, claude: anthropic.AsyncAnthropic) -> None:
+    engine = await stage.engine(anthropic_engine, model="inner")
+    image = base64.b64encode(bytes(range(256)) * 60_000).decode()
+    content: Any = [{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": image}}]
+    told = await claude.messages.create(model="m", max_tokens=9, messages=[{"role": "user", "content": content}])
+    assert told.content[0].type == "text"
+    assert len(engine.heard[0].body) > 20_000_000
+    asked = json.loads(engine.heard[0].body)
+    assert (asked["model"], asked["messages"][0]["content"]) == ("inner", content)
 
-    async def create(client: anthropic.AsyncAnthropic, model: str) -> Any:
-        return await client.messages.create(model=model, max_tokens=9, messages=MESSAGES)
 
-    with pytest.raises(anthropic.NotFoundError) as missing:
-        await create(claude, "none")
-    assert missing.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
-    with pytest.raises(anthropic.AuthenticationError):
-        await create(claude.with_options(api_key="llmgw_aaaaaaaa_x"), "m")
-    with pytest.raises(anthropic.InternalServerError) as down:
-        await create(claude, "m")
-    assert down.value.status_code == 503
+async def test_anthropic_models(stage: Stage, claude: anthropic.AsyncAnthropic) -> None:
+    stage.router.table = stage.with_models("a", "b/c", "d")
+    first = await claude.models.list()
+    assert [(row.type, row.id, row.display_name, row.lifecycle) for row in first.data] == [
+        ("model", name, name, "active") for name in ("a", "b/c", "d")
+    ]
+    assert (first.has_more, first.first_id, first.last_id) == (False, "a", "d")
+    assert first.data[0].created_at.year == 1970
+    assert [row.id async for row in claude.models.list(limit=1)] == ["a", "b/c", "d"]
+    before = await claude.models.list(limit=1, before_id="d")
+    assert [row.id for row in before.data] == ["b/c"]
+    assert [row.id async for row in before] == ["b/c", "a"]
+    assert (await claude.models.retrieve("b/c")).id == "b/c"
+    with pytest.raises(anthropic.BadRequestError, match="limit"):
+        await claude.models.list(limit=0)
+    with pytest.raises(anthropic.BadRequestError, match="after_id"):
+        await claude.models.list(after_id="none")
+    stage.router.table = stage.with_models()
+    assert [row async for row in claude.models.list()] == []
+
+
+async def test_anthropic_counts_tokens(stage: Stage, claude: anthropic.AsyncAnthropic) -> None:
+    async def script(heard: Heard, writer: asyncio.StreamWriter) -> None:
+        writer.write(whole(b'{"input_tokens":7}'))
+
+    engine = await stage.engine(script)
+    assert (await claude.messages.count_tokens(model="m", messages=MESSAGES)).input_tokens == 7
+    assert engine.heard[0].line.startswith("POST /v1/messages/count_tokens ")
+
+
+ASKED: dict[str, Callable[[anthropic.AsyncAnthropic, str], Awaitable[Any]]] = {
+    "messages": lambda client, model: client.messages.create(model=model, max_tokens=9, messages=MESSAGES),
+    "stream": lambda client, model: client.messages.create(model=model, max_tokens=9, messages=MESSAGES, stream=True),
+    "beta": lambda client, model: client.beta.messages.create(model=model, max_tokens=9, messages=MESSAGES),
+    "count_tokens": lambda client, model: client.messages.count_tokens(model=model, messages=MESSAGES),
+    "models": lambda client, model: client.models.retrieve(model),
+}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+async def test_anthropic_errors_raise_their_classes(asked: str) -> None:
+    """On each path that its client uses, in the shape that it reads: the class, the type, the request's id."""
+    ask = ASKED[asked]
+    async with Stage(may=["m", "down"]) as stage:
+        await stage.engine(anthropic_engine)
+        routes = stage._routes()
+        routes["models"] += [{"name": "down", "state": "down"}, {"name": "other", "state": "down"}]
+        stage.router.table = parse(routes)
+        async with anthropic.AsyncAnthropic(
+            base_url=f"http://127.0.0.1:{stage.port}", api_key=stage.key, max_retries=0
+        ) as client:
+
+            async def told(model: str, wanted: type[anthropic.APIStatusError], kind: str, **options: Any) -> Any:
+                with pytest.raises(wanted) as raised:
+                    await ask(client.with_options(**options), model)
+                assert type(raised.value) is wanted
+                assert (raised.value.type, bool(raised.value.request_id)) == (kind, True)
+                assert raised.value.api_message
+                return raised.value
+
+            await told("none", anthropic.NotFoundError, "not_found_error")
+            bad = {"api_key": "llmgw_aaaaaaaa_x"}
+            await told("m", anthropic.AuthenticationError, "authentication_error", **bad)
+            stage.router.table = dataclasses.replace(stage.router.table, keys_complete=False)
+            await told("m", anthropic.ServiceUnavailableError, "overloaded_error", **bad)
+            stage.router.table = parse(routes)
+            if asked == "models":  # what the key may not use is not there for it
+                await told("other", anthropic.NotFoundError, "not_found_error")
+                return
+            await told("other", anthropic.PermissionDeniedError, "permission_error")
+            down = await told("down", anthropic.ServiceUnavailableError, "overloaded_error")
+            assert down.response.headers["retry-after"] == "5"
+            routes["keys"][0]["limits"] = {"tokens_per_month": 1}
+            routes["keys"][0]["used_tokens"] = 1
+            stage.router.table = parse(routes)
+            busy = await told("m", anthropic.RateLimitError, "rate_limit_error")
+            assert int(busy.response.headers["retry-after"]) >= 1
+
+
+async def test_anthropic_bodies_that_are_too_large_or_no_messages(
+    stage: Stage, claude: anthropic.AsyncAnthropic
+) -> None:
+    content = "x" * (65 * 2**20)
+    with pytest.raises(anthropic.ContentTooLargeError) as large:
+        await claude.messages.create(model="m", max_tokens=9, messages=[{"role": "user", "content": content}])
+    assert large.value.body["error"]["type"] == "request_too_large"  # type: ignore[index]
+    with pytest.raises(anthropic.BadRequestError) as bad:
+        await claude.messages.create(model=5, max_tokens=9, messages=MESSAGES)  # type: ignore[call-overload]
+    assert bad.value.type == "invalid_request_error"
+    with pytest.raises(anthropic.APIStatusError) as batches:
+        await claude.messages.batches.list()
+    assert (batches.value.status_code, batches.value.type) == (405, "invalid_request_error")
+
+
+@pytest.mark.parametrize(
+    ("status", "wanted"),
+    [
+        ("400 Bad Request", anthropic.BadRequestError),
+        ("413 Content Too Large", anthropic.ContentTooLargeError),
+        ("422 Unprocessable", anthropic.UnprocessableEntityError),
+        ("429 Too Many Requests", anthropic.RateLimitError),
+        ("500 Internal Server Error", anthropic.InternalServerError),
+        ("504 Gateway Timeout", anthropic.GatewayTimeoutError),
+        ("529 Overloaded", anthropic.OverloadedError),
+        ("401 Unauthorized", anthropic.InternalServerError),  # between router and engine: no trouble of the client's
+        ("403 Forbidden", anthropic.InternalServerError),
+    ],
+)
+async def test_an_engines_error_raises_anthropics_class(
+    stage: Stage, claude: anthropic.AsyncAnthropic, status: str, wanted: type[Exception]
+) -> None:
+    async def script(heard: Heard, writer: asyncio.StreamWriter) -> None:
+        told = {"type": "error", "error": {"type": "of_the_engine", "message": "inner"}}
+        writer.write(whole(json.dumps(told).encode(), status=status))
+
+    await stage.engine(script)
+    with pytest.raises(wanted) as raised:
+        await claude.messages.create(model="m", max_tokens=9, messages=MESSAGES)
+    assert type(raised.value) is wanted
 
 
 async def test_an_anthropic_stream_that_breaks_raises(stage: Stage, claude: anthropic.AsyncAnthropic) -> None:
@@ -278,8 +399,66 @@ async def test_an_anthropic_stream_that_breaks_raises(stage: Stage, claude: anth
             await stream.get_final_message()
 
 
-async def test_anthropic_retries_are_honoured() -> None:
+# -- both: when to come back ------------------------------------------------------------------------------------------
+
+Ask = Callable[[Stage, int], Awaitable[str]]
+
+
+async def ask_openai(stage: Stage, max_retries: int) -> str:
+    async with openai.AsyncOpenAI(
+        base_url=f"http://127.0.0.1:{stage.port}/v1", api_key=stage.key, max_retries=max_retries
+    ) as client:
+        return (await client.chat.completions.create(model="m", messages=MESSAGES)).id
+
+
+async def ask_anthropic(stage: Stage, max_retries: int) -> str:
+    async with anthropic.AsyncAnthropic(
+        base_url=f"http://127.0.0.1:{stage.port}", api_key=stage.key, max_retries=max_retries
+    ) as client:
+        return (await client.messages.create(model="m", max_tokens=9, messages=MESSAGES)).id
+
+
+CLIENTS = pytest.mark.parametrize(
+    ("ask", "engine"), [(ask_openai, openai_engine), (ask_anthropic, anthropic_engine)], ids=["openai", "anthropic"]
+)
+
+
+@CLIENTS
+async def test_a_client_comes_back_when_it_was_told(ask: Ask, engine: Script) -> None:
+    """Of a model without replicas: 503."""
     async with Stage(retry_after=1) as stage:
+        began = asyncio.get_running_loop().time()
+        asking = asyncio.ensure_future(ask(stage, 1))
+        await until(lambda: refused(stage, "503"), "the refusal")
+        await stage.engine(engine)
+        assert await asking == "a"
+        assert asyncio.get_running_loop().time() - began >= 1
+
+
+@CLIENTS
+async def test_a_client_comes_back_to_a_model_that_was_busy(ask: Ask, engine: Script) -> None:
+    """Whose one place was taken: 429."""
+    async with Stage(retry_after=1, concurrency=1, queue=0) as stage:
+        go = asyncio.Event()
+
+        async def script(heard: Heard, writer: asyncio.StreamWriter) -> None:
+            await go.wait()
+            await engine(heard, writer)
+
+        holding = await stage.engine(script)
+        first = asyncio.ensure_future(ask(stage, 0))
+        await until(lambda: holding.heard, "the first")
+        began = asyncio.get_running_loop().time()
+        second = asyncio.ensure_future(ask(stage, 1))
+        await until(lambda: refused(stage, "model_busy"), "the refusal")
+        go.set()
+        assert [await first, await second] == ["a", "a"]
+        assert asyncio.get_running_loop().time() - began >= 1
+
+
+@CLIENTS
+async def test_a_client_comes_back_when_an_engine_says_so(ask: Ask, engine: Script) -> None:
+    async with Stage() as stage:
         turns = 0
 
         async def script(heard: Heard, writer: asyncio.StreamWriter) -> None:
@@ -288,13 +467,27 @@ async def test_anthropic_retries_are_honoured() -> None:
             if turns == 1:
                 writer.write(b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 1\r\nContent-Length: 2\r\n\r\n{}")
             else:
-                await anthropic_engine(heard, writer)
+                await engine(heard, writer)
 
         await stage.engine(script)
-        async with anthropic.AsyncAnthropic(
-            base_url=f"http://127.0.0.1:{stage.port}", api_key=stage.key, max_retries=2
-        ) as client:
-            began = asyncio.get_running_loop().time()
-            assert (await client.messages.create(model="m", max_tokens=9, messages=MESSAGES)).id == "a"
-            assert turns == 2
-            assert asyncio.get_running_loop().time() - began >= 1
+        began = asyncio.get_running_loop().time()
+        assert await ask(stage, 2) == "a"
+        assert turns == 2
+        assert asyncio.get_running_loop().time() - began >= 1
+
+
+@CLIENTS
+async def test_a_client_is_told_not_to_come_back_with_what_engines_die_of(ask: Ask, engine: Script) -> None:
+    async def die(heard: Heard, writer: asyncio.StreamWriter) -> None:
+        writer.transport.abort()
+
+    async with Stage() as stage:
+        engines = [await stage.engine(die) for _ in range(3)]
+        with pytest.raises((openai.InternalServerError, anthropic.InternalServerError)) as told:
+            await ask(stage, 2)
+        assert told.value.response.headers["x-should-retry"] == "false"
+        assert sum(len(each.heard) for each in engines) == 2
+
+
+def refused(stage: Stage, kind: str) -> bool:
+    return any(labels[2] == kind for _, labels in stage.router.metrics.counters)
