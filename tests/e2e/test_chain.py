@@ -2,12 +2,14 @@
 
 import os
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import ROOT, House, content, wait_for
+from tests.e2e.harness import PATIENCE, ROOT, House, content, wait_for
 from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
@@ -59,6 +61,37 @@ def test_agent_death_cuts_no_stream_and_the_chain_explains_itself(house: House) 
     wait_for(lambda: house.node()["status"] == "ready", "the node to be back")
     wait_for(lambda: house.replica()["state"] == "ready", "the replica to be back")
     assert len(house.engine_pids()) == 1  # taken back or replaced, never doubled
+
+
+def test_an_agent_killed_under_fifty_streams_breaks_none_and_restarts_no_engine(house: House) -> None:
+    """Failures 1."""
+    pid = serve(house)
+    attempt = house.replica()["attempt"]
+    begun = threading.Barrier(51)
+
+    def hear(_: int) -> tuple[str, bool]:
+        """The words of one whole stream, and whether the engine ended it."""
+        heard, ended = [], False
+        with house.stream("tiny", WORDS) as answer:
+            for line in answer:
+                if (word := content(line)) is not None:
+                    heard.append(word)
+                    if len(heard) == 2:
+                        begun.wait(20 * PATIENCE)
+                ended = ended or line.startswith(b"data: [DONE]")
+        return "".join(heard), ended
+
+    with ThreadPoolExecutor(50) as pool:
+        streams = [pool.submit(hear, number) for number in range(50)]
+        begun.wait(20 * PATIENCE)  # each of them is under way
+        house.kill("node-a")
+        assert not any(stream.done() for stream in streams)
+        house.agent()
+        assert [stream.result() for stream in streams] == [(WORDS, True)] * 50
+    wait_for(lambda: house.node()["connected"], "the agent to be back")
+    wait_for(lambda: house.replica()["state"] == "ready", "the replica to be told as ready")
+    assert house.engine_pids() == [pid]
+    assert house.replica()["attempt"] == attempt
 
 
 def test_agent_restart_adopts_the_engine_without_a_gap(house: House) -> None:
