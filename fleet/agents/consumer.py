@@ -237,6 +237,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
             reports.apply_answer,
             command_id=message.command,
             node_id=self._admission.node_id,
+            session_id=self._admission.session_id,
             accepted=message.accepted,
             code=message.code,
             detail=message.detail,
@@ -245,11 +246,22 @@ class AgentConsumer(AsyncWebsocketConsumer):
 
     async def _checked(self, message: Checked) -> None:
         assert self._admission
-        await in_database(rollouts.answer_check, node_id=self._admission.node_id, answer=message, now=timezone.now())
+        await in_database(
+            rollouts.answer_check,
+            node_id=self._admission.node_id,
+            session_id=self._admission.session_id,
+            answer=message,
+            now=timezone.now(),
+        )
 
     async def _skip_checks(self) -> None:
         assert self._admission
-        await in_database(rollouts.skip_checks, node_id=self._admission.node_id, now=timezone.now())
+        await in_database(
+            rollouts.skip_checks,
+            node_id=self._admission.node_id,
+            session_id=self._admission.session_id,
+            now=timezone.now(),
+        )
 
     async def _later(self, key: tuple[str, str], call: Callable[[], Awaitable[None]]) -> None:
         self._pending.pop(key, None)

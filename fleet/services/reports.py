@@ -82,8 +82,12 @@ def apply_shards(node: Node, reports: Iterable[ShardReport], *, now: datetime, r
 
 
 @transaction.atomic
-def apply_answer(*, command_id: int, node_id: int, accepted: bool, code: str, detail: str, now: datetime) -> None:
+def apply_answer(
+    *, command_id: int, node_id: int, session_id: int, accepted: bool, code: str, detail: str, now: datetime
+) -> None:
     """An agent's answer to an order. A start that it refuses is a failed attempt: nothing else will be told of it."""
+    if not Node.objects.filter(pk=node_id, session_id=session_id).exists():
+        return  # a newer session speaks for the node: it is asked again there
     told = f"{code}: {detail}" if code else detail
     command = commands.answer(command_id=command_id, node_id=node_id, accepted=accepted, detail=told)
     if command is None or accepted or command.kind != CommandKind.START:

@@ -157,20 +157,25 @@ def check_message(check: DryCheck) -> Check:
 
 
 @transaction.atomic
-def answer_check(*, node_id: int, answer: Checked, now: datetime) -> None:
+def answer_check(*, node_id: int, session_id: int, answer: Checked, now: datetime) -> None:
     """The node's word; a repeated or late one changes nothing."""
     state = CheckState.REFUSED if answer.code else CheckState.PASSED
-    _answer(node_id, state, now, pk=answer.check, code=answer.code[:60], detail=answer.detail, hint=answer.hint)
+    _answer(
+        node_id, session_id, state, now, pk=answer.check, code=answer.code[:60], detail=answer.detail, hint=answer.hint
+    )
 
 
 @transaction.atomic
-def skip_checks(*, node_id: int, now: datetime) -> None:
+def skip_checks(*, node_id: int, session_id: int, now: datetime) -> None:
     """The node's agent is too old to be asked: its own checks at the start must do."""
-    _answer(node_id, CheckState.SKIPPED, now, detail="its agent does not know this question")
+    _answer(node_id, session_id, CheckState.SKIPPED, now, detail="its agent does not know this question")
 
 
-def _answer(node_id: int, state: CheckState, now: datetime, *, pk: int | None = None, **fields: Any) -> None:
-    rows = DryCheck.objects.filter(node_id=node_id, state=CheckState.OPEN)
+def _answer(
+    node_id: int, session_id: int, state: CheckState, now: datetime, *, pk: int | None = None, **fields: Any
+) -> None:
+    # By the node's newest session alone: there it is asked again.
+    rows = DryCheck.objects.filter(node_id=node_id, node__session_id=session_id, state=CheckState.OPEN)
     keys = list((rows if pk is None else rows.filter(pk=pk)).values_list("pk", flat=True))
     for key in keys:
         move_check(key, state, answered_at=now, **fields)

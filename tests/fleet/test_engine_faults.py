@@ -1,7 +1,6 @@
-"""Rows of the failure catalogue that the control plane alone decides: sessions in any order, loops of crashes."""
+"""Rows of the failure catalogue that the control plane alone decides: loops of crashes, reboots."""
 
 from datetime import datetime, timedelta
-from itertools import combinations
 from typing import Any
 
 import pytest
@@ -10,54 +9,14 @@ from django.utils import timezone
 from agent_client.protocol.messages import ShardReport
 from agent_client.protocol.states import ShardState
 from fleet.domain import backoff
-from fleet.domain.states import NodeStatus, ReplicaState
-from fleet.models import AgentSession, Event, Node, Replica, Shard
+from fleet.domain.states import ReplicaState
+from fleet.models import Event, Node, Replica, Shard
 from fleet.services import nodes, reconciler
 from fleet.services.commands import wire_name
 from fleet.services.replicas import LOOP, recompute
 from tests.fleet.test_reconciler import make_ready, model, ready_node, register, tell, tick
 
 pytestmark = pytest.mark.django_db
-
-OLD = ("frame", "frame", "close")  # of the session that is superseded, after its registration
-NEW = ("register", "frame", "close")
-
-
-@pytest.mark.parametrize("places", list(combinations(range(len(OLD) + len(NEW)), len(OLD))))
-def test_of_two_sessions_of_one_agent_the_newer_wins_in_every_order(places: tuple[int, ...]) -> None:
-    """Failures 7: the same agent reconnects before its old stream was seen to end; every order of what both do."""
-    old = ready_node()
-    model()
-    tick()
-    shard = make_ready(old)
-    here = ShardReport(
-        shard=wire_name(shard), epoch=1, state=ShardState.READY, endpoint="http://127.0.0.1:20000", pids=(1,)
-    )
-    new: nodes.Admission | None = None
-    mine, theirs = iter(OLD), iter(NEW)
-    ended: set[int] = set()
-    for place in range(len(OLD) + len(NEW)):
-        of_old = place in places
-        who, what = (old, next(mine)) if of_old else (new, next(theirs))
-        match what:
-            case "register":
-                new = register(node_uid=old.node_uid, credential=old.credential, shards=(here,))
-            case "close":
-                assert who
-                nodes.close_session(session_id=who.session_id, reason="gone", now=timezone.now())
-                ended.add(who.session_id)
-            case "frame" if of_old and new is not None:  # late: it must change nothing
-                tell(old, shard, ShardState.FAILED, code="exited")
-            case "frame":
-                assert who
-                tell(who, shard, ShardState.READY, endpoint="http://127.0.0.1:20000", pids=(1,))
-        newest = new or old
-        node = Node.objects.get()
-        assert node.session_id == newest.session_id
-        assert node.connected is (newest.session_id not in ended)
-    assert Node.objects.get().status != NodeStatus.QUARANTINED
-    assert Shard.objects.get(pk=shard.pk).state == ShardState.READY
-    assert AgentSession.objects.filter(closed_at__isnull=True).count() == 0
 
 
 def crash(admission: nodes.Admission, now: datetime, **fields: Any) -> Replica:

@@ -392,7 +392,13 @@ def test_a_shard_whose_stop_was_answered_and_whose_end_was_never_told_ends_with_
     assert Shard.objects.get().state == ShardState.ASSIGNED  # the stop is still to be delivered
     stop = Command.objects.get(kind=CommandKind.STOP)
     reports.apply_answer(
-        command_id=stop.pk, node_id=admission.node_id, accepted=True, code="", detail="", now=timezone.now()
+        command_id=stop.pk,
+        node_id=admission.node_id,
+        session_id=admission.session_id,
+        accepted=True,
+        code="",
+        detail="",
+        now=timezone.now(),
     )
     reports.apply_whole_report(**whole, now=timezone.now())
     assert Shard.objects.get().state == ShardState.STOPPED

@@ -46,7 +46,8 @@ def serving(*, cards: int = 2, **profile: Any) -> nodes.Admission:
 def answer(admission: nodes.Admission, code: str = "", detail: str = "") -> None:
     check = DryCheck.objects.get(state=CheckState.OPEN)
     told = Checked(check=check.pk, code=code, detail=detail)
-    rollouts.answer_check(node_id=admission.node_id, answer=told, now=timezone.now())
+    of = {"node_id": admission.node_id, "session_id": admission.session_id}
+    rollouts.answer_check(**of, answer=told, now=timezone.now())
 
 
 def heard() -> None:
@@ -104,7 +105,7 @@ def test_without_room_the_card_of_the_old_replica_is_asked_about_and_reused() ->
     check = DryCheck.objects.get()
     assert check.replaces == wire_name(Shard.objects.get())
     assert rollouts.check_message(check).spec.gpus == ("GPU-0",)
-    rollouts.skip_checks(node_id=admission.node_id, now=timezone.now())  # an old agent
+    rollouts.skip_checks(node_id=admission.node_id, session_id=admission.session_id, now=timezone.now())  # an old agent
     tick()
     old = Shard.objects.get()
     assert old.draining
@@ -354,6 +355,7 @@ def test_a_refused_start_is_a_failed_attempt() -> None:
     reports.apply_answer(
         command_id=Command.objects.get().pk,
         node_id=admission.node_id,
+        session_id=admission.session_id,
         accepted=False,
         code="invalid_profile",
         detail="cannot use it",
