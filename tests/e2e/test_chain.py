@@ -1,6 +1,8 @@
 """The main job on real processes, and what must survive: the acceptance of the first milestone."""
 
+import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -138,6 +140,49 @@ def test_broker_restart_under_traffic_fails_no_request(house: House) -> None:
     house.bus()
     wait_for(lambda: {r["state"] for r in house.api("replicas/")["results"]} == {"ready"}, "both replicas", 60)
     wait_for(lambda: house.chat("second", "all well") == "all well", "the second model's route")
+
+
+def test_f44_a_killed_engine_is_out_of_the_table_within_a_second_and_fails_no_request(house: House) -> None:
+    """The router leaves it out at once; this is the table, which all routers and later ones read."""
+    house.agent()
+    house.api("models/", {"name": "one", "replicas": 2, "profile": {"engine": "echo", "gpus": 0}})
+    before = wait_for(lambda: len(found := table(house)) == 2 and found, "both replicas in the table")
+    pid = house.engine_pids()[0]
+    argv = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    (dead,) = (url for url in before if url.endswith(f":{argv[argv.index('--port') + 1]}"))
+    over, failures = threading.Event(), list[str]()
+
+    def ask() -> int:
+        answers = 0
+        while not over.is_set():
+            answers += 1
+            try:
+                assert house.chat("one", "x") == "x"
+            except (OSError, ValueError, AssertionError) as error:
+                failures.append(repr(error))
+        return answers
+
+    with ThreadPoolExecutor(8) as pool:
+        asking = [pool.submit(ask) for _ in range(8)]
+        try:
+            time.sleep(0.5)
+            began = time.monotonic()
+            os.kill(pid, signal.SIGKILL)
+            wait_for(lambda: dead not in table(house), "its leaving the table")
+            took = time.monotonic() - began
+            time.sleep(0.5)
+        finally:
+            over.set()
+    assert took < 1.0 * PATIENCE
+    assert failures == []
+    assert min(each.result() for each in asking) > 1
+    assert before - table(house) == {dead}
+
+
+def table(house: House) -> set[str]:
+    """Of the one model: the replicas that may get requests."""
+    (model,) = json.loads((house.folder / "routes.json").read_bytes())["models"]
+    return {each["url"] for each in model["endpoints"] if not each["draining"]}
 
 
 def test_stopping_and_scaling_end_engines(house: House) -> None:

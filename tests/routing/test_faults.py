@@ -1,7 +1,7 @@
 """Faults of other gateways by their rows, with their bounds: F39 and F48.
 
 The other rows stand beside what they are about, and are named there: F40 in test_pressure, F42 and F43 in
-test_leaving, F44 in test_processes, F46 in test_keys_admin, F47 and F49 in test_policy.
+test_leaving, F44 in test_processes and tests/e2e/test_chain, F46 in test_keys_admin, F47 and F49 in test_policy.
 """
 
 import asyncio
