@@ -17,10 +17,9 @@ from unfold.decorators import display
 from unfold.widgets import UnfoldAdminTextareaWidget
 
 from fleet.endpoints import ring_routes
+from routing.domain import limits
 from routing.models import ApiKey, Ejection, Usage
 from routing.services import change_key, create_key, revoke_key
-
-LIMITS = ["requests_per_minute", "tokens_per_minute", "concurrency", "tokens_per_month"]
 
 
 def brief(number: int) -> str:
@@ -70,7 +69,7 @@ class ApiKeyAdmin(ModelAdmin):
     list_display = ["name", "prefix", "state", "limits", "models", "this_month", "may_manage"]
     list_filter = ["may_manage", ("revoked_at", EmptyFieldListFilter)]
     search_fields = ["name", "prefix"]
-    fields = ["name", "prefix", "allowed_models", *LIMITS, "expires_at", "revoked_at", "may_manage"]
+    fields = ["name", "prefix", "allowed_models", *limits.NAMES, "expires_at", "revoked_at", "may_manage"]
     readonly_fields = ["prefix", "revoked_at"]
     actions = ["revoke"]
 
@@ -89,7 +88,7 @@ class ApiKeyAdmin(ModelAdmin):
     @display(description="limits")
     def limits(self, key: ApiKey) -> str:
         """In few words; the key's own page has each."""
-        words = zip(LIMITS, ("requests/min", "tokens/min", "at once", "tokens/month"), strict=True)
+        words = zip(limits.NAMES, ("requests/min", "tokens/min", "at once", "tokens/month"), strict=True)
         told = [f"{brief(getattr(key, name))} {word}" for name, word in words if getattr(key, name) is not None]
         until = [f"until {key.expires_at:%Y-%m-%d}"] if key.expires_at and not key.revoked_at else []
         return ", ".join(told + until) or "none"

@@ -23,6 +23,7 @@ from django.db.models import Sum
 
 from agent_client.profile import Catalog
 from fleet.endpoints import ROUTES_CHANNEL, FlowWord, hear_flows, published
+from routing.domain import limits
 from routing.models import ApiKey, Ejection, Usage
 from routing.table import FORMAT_VERSION
 
@@ -36,7 +37,6 @@ FLOWS_SECONDS = 10.0
 #: What a child said longer ago is of one that has ended.
 STATE_FRESH_SECONDS = 5.0
 BATCH_ROWS = 1000
-LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrency", "tokens_per_month")
 
 
 def document(used: Mapping[int, int] | None = None) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def used_tokens(now: datetime) -> dict[int, int]:
 
 
 def _key(key: ApiKey, used: int) -> dict[str, Any]:
-    limits = {name: value for name in LIMITS if (value := getattr(key, name)) is not None}
+    limited = {name: value for name in limits.NAMES if (value := getattr(key, name)) is not None}
     return {
         "id": str(key.pk),
         "name": key.name,
@@ -66,8 +66,8 @@ def _key(key: ApiKey, used: int) -> dict[str, Any]:
         "sha256": key.sha256,
         "models": key.allowed_models,
         "expires": key.expires_at.isoformat() if key.expires_at else None,
-        "limits": limits,
-        "used_tokens": used if "tokens_per_month" in limits else 0,
+        "limits": limited,
+        "used_tokens": used if "tokens_per_month" in limited else 0,
     }
 
 
@@ -99,6 +99,7 @@ def document_of_catalog(catalog: Catalog) -> dict[str, Any]:
             "sha256": key.sha256,
             "models": None if key.models is None else list(key.models),
             "expires": key.expires.isoformat() if key.expires else None,
+            "limits": dict(key.limits),
         }
         for key in catalog.keys
     ]

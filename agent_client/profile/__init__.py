@@ -1,11 +1,20 @@
 """The rules for an engine profile and a catalog entry, in one place: file, form, API, router and agent use them."""
 
-from agent_client.profile.catalog import Catalog, Entry, KeyEntry, StaticEndpoint, parse_catalog, parse_entry
+from agent_client.profile.catalog import (
+    KEY_LIMITS,
+    Catalog,
+    Entry,
+    KeyEntry,
+    StaticEndpoint,
+    parse_catalog,
+    parse_entry,
+)
 from agent_client.profile.problems import Problem, ProfileError
 from agent_client.profile.profile import Arrangement, EngineKind, NvlinkRule, Profile, SecretRef, parse_profile
 from agent_client.profile.routing import EngineTimers, Routing
 
 __all__ = [
+    "KEY_LIMITS",
     "Arrangement",
     "Catalog",
     "EngineKind",

@@ -1,6 +1,7 @@
 """A catalog: models with either a profile or endpoints, and keys for router-only runs. DESIGN.md section 8."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time
 from typing import Any
@@ -13,6 +14,14 @@ from agent_client.profile.routing import Routing, read_routing
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,126}\Z")
 _PREFIX = re.compile(r"[A-Za-z0-9]{8}\Z")
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+
+#: What a key may be limited to, with the highest number of each: the router's counts have room for it.
+KEY_LIMITS = {
+    "requests_per_minute": 2**31 - 1,
+    "tokens_per_minute": 10**14,
+    "concurrency": 2**31 - 1,
+    "tokens_per_month": 10**14,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +72,7 @@ class KeyEntry:
     sha256: str
     models: tuple[str, ...] | None = None
     expires: datetime | None = None
+    limits: Mapping[str, int] = field(default_factory=dict)  # by names of KEY_LIMITS; what is missing has none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +185,7 @@ def _key(data: Any, where: str, problems: list[Problem]) -> KeyEntry | None:
     before = len(problems)
     given = Fields(data, where, problems)
     name = given.text("name", required=True)
+    where = given.where = f"keys[{name}]" if name else where
     prefix = given.text("prefix", required=True)
     sha256 = given.text("sha256", required=True).lower()
     if prefix and not _PREFIX.match(prefix):
@@ -184,10 +195,12 @@ def _key(data: Any, where: str, problems: list[Problem]) -> KeyEntry | None:
     models = given.texts("models") if given.has("models") else None
     given.raw("models")
     expires = _moment(given, "expires")
+    limits = {name: given.integer(name, None, least=1, most=most) for name, most in KEY_LIMITS.items()}
     given.refuse_unknown()
     if len(problems) > before:
         return None
-    return KeyEntry(name=name, prefix=prefix, sha256=sha256, models=models, expires=expires)
+    limits = {name: limit for name, limit in limits.items() if limit is not None}
+    return KeyEntry(name=name, prefix=prefix, sha256=sha256, models=models, expires=expires, limits=limits)
 
 
 def _moment(given: Fields, name: str) -> datetime | None:

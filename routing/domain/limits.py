@@ -6,7 +6,7 @@ limit is neither doubled at a minute's turn nor does it need a list of requests.
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 MINUTE_SECONDS = 60
 
@@ -26,6 +26,7 @@ class Limits:
 
 
 NONE = Limits()
+NAMES = tuple(each.name for each in fields(Limits))
 
 
 @dataclass(slots=True)

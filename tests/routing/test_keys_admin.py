@@ -258,14 +258,14 @@ def run_without_database(folder: Path, *words: str) -> "subprocess.CompletedProc
 
 
 def test_without_a_database_a_key_comes_with_its_line_for_a_catalog_file(tmp_path: Path) -> None:
-    done = run_without_database(tmp_path, "ci", "--models=m", "--expires=2999-01-01")
+    done = run_without_database(tmp_path, "ci", "--models=m", "--expires=2999-01-01", "--concurrency=2")
     assert done.returncode == 0, done.stderr
     first, line = done.stdout.strip().splitlines()
     (entry,) = yaml.safe_load(line)
     assert entry["sha256"] == digest(first.rsplit(" ", 1)[1])
     key = parse_catalog({"models": [], "keys": [entry]}).keys[0]
-    assert (key.models, key.expires) == (("m",), datetime(2999, 1, 1, tzinfo=UTC))
-    refused = run_without_database(tmp_path, "ci", "--concurrency=2")
+    assert (key.models, key.expires, key.limits) == (("m",), datetime(2999, 1, 1, tzinfo=UTC), {"concurrency": 2})
+    refused = run_without_database(tmp_path, "ci", "--manage")
     assert refused.returncode != 0
     assert "cannot make the key ci" in refused.stderr
 

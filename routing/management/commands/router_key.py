@@ -2,11 +2,14 @@
 
 import argparse
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
+import yaml
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError
 
+from agent_client.profile import KEY_LIMITS
 from routing.keys import new_key
 from routing.services import KeyNameTaken, create_key
 
@@ -32,14 +35,19 @@ class Command(BaseCommand):
         parser.add_argument("--manage", action="store_true", help="the key may also use the REST API")
         parser.add_argument("--catalog-entry", action="store_true")
         for name, text in LIMITS.items():
-            parser.add_argument(f"--{name.replace('_', '-')}", type=_positive, metavar="N", help=text)
+            limit = partial(_limit, most=KEY_LIMITS[name])
+            parser.add_argument(f"--{name.replace('_', '-')}", type=limit, metavar="N", help=text)
 
     def handle(self, *args: Any, **options: Any) -> None:
         models = [name for name in options["models"].split(",") if name] or None
         expires = options["expires"]
+        limits = {name: options[name] for name in LIMITS if options[name] is not None}
         if options["catalog_entry"]:
-            return self._entry(options["name"], models, expires)
-        limits = {name: options[name] for name in LIMITS}
+            if options["manage"]:
+                raise CommandError(
+                    f"cannot make the key {options['name']}: a catalog file's keys know no REST API; leave out --manage"
+                )
+            return self._entry(options["name"], models, expires, limits)
         try:
             _, text = create_key(
                 name=options["name"],
@@ -51,26 +59,30 @@ class Command(BaseCommand):
         except KeyNameTaken as error:
             raise CommandError(str(error))
         except DatabaseError:
-            if options["manage"] or any(limits.values()):
+            if options["manage"]:
                 raise CommandError(
                     f"cannot make the key {options['name']}: the database has no tables or does not answer, and only "
-                    "it keeps limits; run manage.py migrate"
+                    "it keeps keys for the REST API; run manage.py migrate"
                 )
             self.stderr.write("no database is set up: the key is stored nowhere; put its line into a catalog file")
-            return self._entry(options["name"], models, expires)
+            return self._entry(options["name"], models, expires, limits)
         self.stdout.write(text)
 
-    def _entry(self, name: str, models: list[str] | None, expires: datetime | None) -> None:
+    def _entry(self, name: str, models: list[str] | None, expires: datetime | None, limits: dict[str, int]) -> None:
         text, prefix, sha256 = new_key()
-        listed = f", models: [{', '.join(models)}]" if models else ""
-        listed += f", expires: {expires.isoformat()}" if expires else ""
+        entry: dict[str, Any] = {"name": name, "prefix": prefix, "sha256": sha256}
+        if models:
+            entry["models"] = models
+        if expires:
+            entry["expires"] = expires.isoformat()
+        line = yaml.safe_dump(entry | limits, default_flow_style=True, sort_keys=False, width=10_000).strip()
         self.stdout.write(f"key (shown once): {text}")
-        self.stdout.write(f"  - {{name: {name}, prefix: {prefix}, sha256: {sha256}{listed}}}")
+        self.stdout.write(f"  - {line}")
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+def _limit(text: str, *, most: int) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= most:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no whole number from 1 to {most}")
     return int(text)
 
 
