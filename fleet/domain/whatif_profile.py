@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any
 
-from agent_client.profile import NvlinkRule, Profile
-from agent_client.profile.memory import MIB, estimate
+from agent_client.profile import EngineKind, NvlinkRule, Profile
+from agent_client.profile.memory import ACTIVATIONS_BYTES, GRAPHS_BYTES, MIB, estimate
 from agent_client.profile.model_facts import ModelFacts
 from fleet.domain.placement_filters import Need
 from fleet.domain.placement_search import Ask
@@ -17,6 +17,13 @@ from fleet.domain.types import GpuView
 
 #: So many amounts of free memory are tried, the largest first.
 TRIED_AMOUNTS = 6
+#: Of what was asked, where the model's weights are not known: most of it is theirs, and with less nothing would load.
+KEPT_SHARE = 0.5
+#: Tokens; nobody is served by less.
+LEAST_CONTEXT = 1024
+
+
+_TORCH = (EngineKind.VLLM, EngineKind.SGLANG)
 
 
 def of_profile(ask: Ask, facts: ModelFacts | None) -> Iterator[Change]:
@@ -47,6 +54,8 @@ def _memory(ask: Ask, facts: ModelFacts | None) -> Iterator[Change]:
     short = [gpu for gpu in cards if ask.need.memory_of(gpu) is not None and not _enough(ask.need, gpu)]
     amounts = sorted({(gpu.memory_free_mib or 0, gpu.memory_total_mib or 0) for gpu in short}, reverse=True)
     for free, total in amounts[:TRIED_AMOUNTS]:
+        if facts is None and free < _least_of_unknown(ask, total):
+            continue
         if ask.profile.memory_mib_per_gpu is not None:
             values: dict[str, Any] = {"memory_mib_per_gpu": free}
         elif free * 100 // total > 0:
@@ -62,8 +71,18 @@ def _memory(ask: Ask, facts: ModelFacts | None) -> Iterator[Change]:
             yield _set(whole, f"set max_model_len: {context} or less, and {rest}")
 
 
+def _least_of_unknown(ask: Ask, total: int) -> int:
+    """MiB of a card below which nothing is proposed for a model whose weights are not known.
+
+    Beside these a vLLM takes 2.4 GiB for itself, so a share that only just fits would end in its first allocation.
+    """
+    asked = ask.profile.memory_mib_per_gpu or int(total * (ask.need.share or 0.0))
+    own = (ACTIVATIONS_BYTES + GRAPHS_BYTES) // MIB if ask.profile.engine in _TORCH else 0
+    return max(int(asked * KEPT_SHARE), 2 * own)
+
+
 def _context(profile: Profile, facts: ModelFacts | None, free_mib: int) -> int:
-    """The longest context of one request in so much memory; 0 when the weights alone are too large or not known."""
+    """The longest context of one request in so much memory; 0 when that is useless, or the weights are not known."""
     if facts is None:
         return 0
     found = estimate(profile, facts)
@@ -72,7 +91,8 @@ def _context(profile: Profile, facts: ModelFacts | None, free_mib: int) -> int:
         return 0
     room = free_mib * MIB - sum(size for size in rest if size is not None)
     most = found.cache.most_context(room) if room > 0 else 0
-    return min(most, found.context or most)
+    longest = min(most, found.context or most)
+    return longest if longest >= min(LEAST_CONTEXT, found.context or LEAST_CONTEXT) else 0
 
 
 def _sizes(ask: Ask) -> Iterator[Change]:

@@ -62,7 +62,10 @@ TABLE: dict[str, tuple[str, dict[str, object], list[str]]] = {
         {"tensor_parallel": 4, "pipeline_parallel": 2, "nodes": 2},
         ["bring up mlx5_0/1 (e) on b"],
     ),
-    "less memory": ("a: m", {"memory_mib_per_gpu": 40_000}, ["set memory_mib_per_gpu: 11920"]),
+    "less memory": ("a: m", {"memory_mib_per_gpu": 20_000}, ["set memory_mib_per_gpu: 11920"]),
+    "a smaller share": ("a: m", {"gpu_memory_utilization": 0.25}, ["set gpu_memory_utilization: 0.14"]),
+    "less than most of a model needs": ("a: m", {"memory_mib_per_gpu": 40_000}, []),
+    "a share in which no model has room": ("a: m", {}, []),
     "nothing small": ("a: x", {"tensor_parallel": 8}, []),
     "nothing at all": ("a t4-16gb: .", {"node_selector": {"rack": "r9"}}, []),
 }
@@ -104,6 +107,26 @@ def test_with_the_models_shapes_the_longest_context_is_named() -> None:
     room = 11_920 * 1024**2 - 4 * 1024**3 - int(1.4 * 1024**3) - int(0.95 * 1024**3)
     assert values["max_model_len"] == room // (2 * 32 * 8 * 128 * 2)
     assert values["memory_mib_per_gpu"] == 11_920
+
+
+@pytest.mark.parametrize(("free", "proposed"), [(4_600, False), (5_000, True)])
+def test_no_share_is_proposed_that_an_engine_takes_for_itself(free: int, proposed: bool) -> None:
+    """Twice 0.95 GiB of graphs and 1.4 GiB of activations."""
+    snapshot = fleet("a: m")
+    (node,) = snapshot.nodes
+    card = replace(node.gpus[0], memory_used_mib=81_920 - free)
+    wish = profile(gpu_memory_utilization=0.1)
+    found = refused(replace(snapshot, nodes=(replace(node, gpus=(card,)),)), wish).proposals
+    assert bool(found) is proposed
+
+
+def test_a_context_that_serves_nobody_is_not_proposed() -> None:
+    facts = ModelFacts(
+        layers=32, full_layers=32, window_layers=0, linear_layers=0, kv_heads=8, head_dim=128, heads=32,
+        dtype="bfloat16", weights_bytes=11_920 * 1024**2 - int(2.35 * 1024**3) - 100 * 1024**2, context=131_072,
+    )  # fmt: skip
+    wish = profile(memory_mib_per_gpu=40_000, max_model_len=131_072)
+    assert propose(Ask(index=FleetIndex.build(fleet("a: m")), profile=wish, model=None, avoid=()), facts) == ()
 
 
 def test_a_refusal_carries_its_proposals_to_the_database() -> None:
