@@ -12,8 +12,8 @@ from django.db.models.functions import Now
 
 from fleet import doorbell
 from fleet.domain.actions import StartReplica
-from fleet.domain.states import CommandKind, CommandState, ReplicaState, ReplicaWish
-from fleet.models import Command, GpuClaim, Node, ProfileRevision, Replica, Shard
+from fleet.domain.states import CommandKind, CommandState, NodeStatus, ReplicaState, ReplicaWish
+from fleet.models import Command, Gpu, GpuClaim, Node, ProfileRevision, Replica, Shard
 from fleet.services.events import record_all, written
 from fleet.services.transitions import move_replicas
 
@@ -24,6 +24,7 @@ def start_all(actions: Sequence[StartReplica], now: datetime) -> int:
     due = [
         a for a in actions if (row := rows.get(a.replica)) and row.attempt == a.attempt and row.wish == ReplicaWish.RUN
     ]
+    due = _where_it_may(due)
     if not due:
         return 0
     Shard.objects.filter(replica__in=[action.replica for action in due], wanted=True).update(wanted=False)
@@ -35,6 +36,16 @@ def start_all(actions: Sequence[StartReplica], now: datetime) -> int:
         for action in due
     )
     return len(due)
+
+
+def _where_it_may(due: Sequence[StartReplica]) -> list[StartReplica]:
+    """Those whose nodes and cards still take something new: one may have been cordoned or fallen silent since."""
+    parts = [part for action in due for part in action.placement.shards]
+    nodes = Node.objects.filter(pk__in={part.node for part in parts}, schedulable=True, status=NodeStatus.READY)
+    cards = Gpu.objects.filter(pk__in={gpu for part in parts for gpu in part.gpus}, schedulable=False)
+    open_nodes = set(nodes.values_list("pk", flat=True))
+    shut = set(cards.values_list("pk", flat=True))
+    return [a for a in due if all(p.node in open_nodes and shut.isdisjoint(p.gpus) for p in a.placement.shards)]
 
 
 def _advance(due: Sequence[StartReplica], rows: dict[int, Replica]) -> None:

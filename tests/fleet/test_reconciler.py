@@ -9,11 +9,13 @@ from django.utils import timezone
 
 from agent_client.protocol.messages import Register, Report, ShardReport
 from agent_client.protocol.states import ShardState
+from fleet.domain.actions import StartReplica
 from fleet.domain.states import CommandKind, CommandState, NodeStatus, ReplicaState, ReplicaWish
 from fleet.models import CatalogModel, Command, Event, Gpu, GpuClaim, Lease, Node, Replica, Shard
 from fleet.services import catalog, claims, nodes, operations, reconciler, reports
 from fleet.services.commands import desired_for, wire_name
 from fleet.services.errors import FleetError
+from fleet.services.transitions import move_node
 
 pytestmark = pytest.mark.django_db
 
@@ -143,6 +145,34 @@ def test_the_database_refuses_a_second_live_claim() -> None:
     with pytest.raises(IntegrityError), transaction.atomic():
         GpuClaim.objects.create(gpu=Gpu.objects.get(), shard=shard)
     assert admission.node_id == shard.node_id
+
+
+@pytest.mark.parametrize("what", ["node", "card", "silence"])
+def test_nothing_is_started_where_something_came_in_between(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tick decides on what it has read; what was shut since takes nothing new."""
+    node = ready_node(cards=1)
+    model()
+    decide = reconciler._decide
+
+    def and_then(*given: Any, **more: Any) -> Any:
+        actions = decide(*given, **more)
+        if not any(isinstance(action, StartReplica) for action in actions):
+            return actions
+        row = Node.objects.get(pk=node.node_id)
+        match what:
+            case "node":
+                operations.cordon_node(node=row, reason="", actor="t")
+            case "card":
+                operations.cordon_gpu(gpu=Gpu.objects.get(), cordoned=True, reason="", actor="t")
+            case "silence":
+                move_node(row.pk, NodeStatus.UNREACHABLE)
+        return actions
+
+    monkeypatch.setattr(reconciler, "_decide", and_then)
+    tick()
+    assert not Shard.objects.exists()
+    assert not GpuClaim.objects.exists()
+    assert (Replica.objects.get().state, Replica.objects.get().attempt) == (ReplicaState.PENDING, 0)
 
 
 def test_a_crash_waits_counts_and_starts_the_next_attempt() -> None:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+from django.db import connection
+
 from agent_client.profile import parse_profile
 from agent_client.protocol.states import ENDED_SHARD_STATES, ShardState
 from fleet import snapshots
@@ -28,6 +30,7 @@ async def story(world: World) -> None:
     """One whole schedule; raises Broken."""
     judge = Judge(world)
     world.checks.append(judge.look)
+    world.verdict_checks.append(judge.look_at_losses)
     world.start_web()
     world.start_worker()
     for machine in world.machines:
@@ -298,6 +301,10 @@ def _wishes(world: World, judge: "Judge") -> None:
     judge.wish("b", replicas=world.chance.randint(1, 3), cards=world.chance.choice([1, 2, 4]))
 
 
+#: Of these silence can make lost ones.
+_JUDGED = (NodeStatus.JOINING, NodeStatus.READY, NodeStatus.UNREACHABLE)
+
+
 class Judge:
     """Looks at every step; what only a person's wish or a lost node explains is not held against the fleet."""
 
@@ -307,6 +314,8 @@ class Judge:
         self.touched: dict[int, int] = {}  # replicas that someone stopped, started or restarted, at which attempt
         self.excused: set[str] = set()  # nodes whose ledger was lost
         self._judged = 0
+        self._cordoned: frozenset[int] = frozenset()  # nodes, at the last look
+        self._newest_shard = 0
 
     def wish(self, name: str, **changes: int) -> None:
         new = {"replicas": 1, "cards": 1, "revision": 1, "nodes": 1, **self.wished.get(name, {}), **changes}
@@ -325,6 +334,32 @@ class Judge:
         self._judged = len(ended)
         while self._world.kernel.doubled:
             self._judge_double(*self._world.kernel.doubled.pop())
+        self._look_at_placements()
+
+    def look_at_losses(self, before: dict[int, str]) -> None:
+        """No node is given up before its time, nor while most of the fleet is silent."""
+        fleet, now = self._world.fleet, self._world.database_now()
+        judged = Node.objects.filter(pk__in=[pk for pk, status in before.items() if status in _JUDGED])
+        silence = {node.pk: (now - node.last_seen_at).total_seconds() for node in judged if node.last_seen_at}
+        lost = {pk for pk, status in self._world.statuses().items() if status == NodeStatus.LOST} & silence.keys()
+        if early := [pk for pk in lost if silence[pk] < fleet["lost_after_seconds"]]:
+            raise Broken(f"node {early[0]} was given up after {silence[early[0]]:.1f} s of silence")
+        silent = sum(seconds >= fleet["unreachable_after_seconds"] for seconds in silence.values())
+        if lost and silent >= fleet["brake_nodes"] and silent >= fleet["brake_share"] * len(silence):
+            raise Broken(f"node {lost.pop()} was given up while {silent} of {len(silence)} nodes were silent")
+
+    def _look_at_placements(self) -> None:
+        """In the database's own language: it is asked four times a second, and nearly always in vain."""
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT id FROM fleet_node WHERE NOT schedulable")
+            cordoned = frozenset(pk for (pk,) in cursor.fetchall())
+            cursor.execute("SELECT id, node_id FROM fleet_shard WHERE id > %s ORDER BY id", [self._newest_shard])
+            new = cursor.fetchall()
+        for shard, node in new:
+            self._newest_shard = shard
+            if node in cordoned & self._cordoned:
+                raise Broken(f"shard {shard} was placed on node {node}, which is cordoned")
+        self._cordoned = cordoned
 
     def _judge_double(self, engine: EngineProcess, other: EngineProcess) -> None:
         """One shard on two nodes: only where the older one's node was given up for lost."""
@@ -371,6 +406,9 @@ def unsettled(world: World) -> str:
     for node in Node.objects.all():
         if node.status != NodeStatus.READY:
             return f"{node.name} is {node.status}"
+    overdue = Shard.objects.filter(node__drain_deadline_at__lt=world.wall_now()).exclude(state__in=ENDED_SHARD_STATES)
+    if overdue.exists():
+        return f"{overdue[0].node.name} should be empty: its drain is over"
     running = {(e.node, e.label) for e in world.kernel.alive()}
     expected = set()
     for replica in Replica.objects.select_related("model").prefetch_related("shards__node"):

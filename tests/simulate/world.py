@@ -25,6 +25,7 @@ from fleet.agents import pump as pump_module
 from fleet.agents.consumer import AgentConsumer
 from fleet.domain.actions import StopShard
 from fleet.domain.settled import unsettled
+from fleet.models import Node
 from fleet.services import catalog, liveness, reconciler
 from tests.simulate.kernel import Kernel
 from tests.simulate.loop import PROCESS, Process, VirtualLoop
@@ -67,6 +68,7 @@ class World:
         self._dying = False
         self.processes: list[Process] = []
         self.checks: list[Callable[[], None]] = []
+        self.verdict_checks: list[Callable[[dict[int, str]], None]] = []  # given the nodes' statuses before a verdict
         self.log: list[str] = []
         self._rung: asyncio.Event | None = None
         self._load, self._really_do = reconciler.load_wishes, reconciler._do
@@ -184,12 +186,18 @@ class World:
                 self.loop.call_later(self.chance.uniform(0.5, 5.0), self.start_worker)
                 await self.loop.create_future()
 
+    def statuses(self) -> dict[int, str]:
+        return dict(Node.objects.order_by().values_list("pk", "status"))
+
     async def _judge(self) -> None:
         while True:
             await asyncio.sleep(JUDGE_SECONDS)
             if not self.database_away:
                 with contextlib.suppress(OperationalError):
+                    before = self.statuses()
                     liveness.run(now=self.wall_now())
+                    for check in self.verdict_checks:
+                        check(before)
 
     # -- what stands in for I/O --------------------------------------------------------------------------------------
 
