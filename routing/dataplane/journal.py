@@ -4,12 +4,12 @@ import json
 import logging
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
+
+from routing.dataplane.usage_files import Spool, UsageLog
 
 log = logging.getLogger("routing")
 
@@ -51,13 +51,13 @@ class Line(msgspec.Struct, gc=False, tag_field="event", tag="request"):
 
 
 class Journal:
-    def __init__(self, usage_folder: Path | None = None, log_file: int | None = None) -> None:
-        """`log_file`: a file descriptor for the access log."""
-        self._folder, self._log_file = usage_folder, log_file
+    def __init__(self, usage: Spool | UsageLog | None = None, log_file: int | None = None) -> None:
+        """`usage`: None keeps none. `log_file`: a file descriptor for the access log."""
+        self._usage, self._log_file = usage, log_file
         self._rows: deque[Used] = deque(maxlen=USAGE_ROWS)
         self._lines: deque[Line] = deque(maxlen=LOG_LINES)
         self._encode = msgspec.json.Encoder().encode_lines
-        self._number = 0
+        self._lost: dict[str, int] = {}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self.chores: list[Callable[[], None]] = []  # what else is written now and then
@@ -73,12 +73,24 @@ class Journal:
         self.flush()
 
     def usage(self, row: Used) -> None:
-        if self._folder is not None:
+        if self._usage is not None:
+            if len(self._rows) == USAGE_ROWS:
+                self._lose("usage")
             self._rows.append(row)
 
     def line(self, line: Line) -> None:
         if self._log_file is not None:
+            if len(self._lines) == LOG_LINES:
+                self._lose("access_log")
             self._lines.append(line)
+
+    def _lose(self, kind: str, rows: int = 1) -> None:
+        self._lost[kind] = self._lost.get(kind, 0) + rows
+
+    def lost(self) -> dict[str, int]:
+        """How many rows of what kind were lost since this was asked last."""
+        lost, self._lost = self._lost, {}
+        return lost
 
     def _run(self) -> None:
         while not self._over.wait(EVERY_SECONDS):
@@ -98,18 +110,14 @@ class Journal:
                 data = data[os.write(self._log_file, data) :]
 
     def _write_usage(self) -> None:
-        """Whole files end in `.ready`, for whoever takes them in."""
-        if not self._rows or self._folder is None:
+        if not self._rows or self._usage is None:
             return
         rows = [self._rows.popleft() for _ in range(len(self._rows))]
-        self._number += 1
-        name = self._folder / f"usage-{os.getpid()}-{time.time_ns()}-{self._number}"
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            with name.with_suffix(".new").open("wb") as file:
-                for start in range(0, len(rows), BATCH_ROWS):
-                    file.write(self._encode(rows[start : start + BATCH_ROWS]))
-            name.with_suffix(".new").replace(name.with_suffix(".ready"))
+            self._usage.write(self._encode(rows[at : at + BATCH_ROWS]) for at in range(0, len(rows), BATCH_ROWS))
         except OSError:
-            self._rows.extendleft(reversed(rows[: USAGE_ROWS - len(self._rows)]))
+            room = USAGE_ROWS - len(self._rows)
+            if len(rows) > room:
+                self._lose("usage", len(rows) - room)
+            self._rows.extendleft(reversed(rows[:room]))
             raise

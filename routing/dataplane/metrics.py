@@ -19,6 +19,7 @@ COUNTERS = {
     "ejections": (("model", "endpoint", "kind"), "How often an endpoint was taken out of the choice."),
     "panics": (("model", "endpoint", "kind"), "Requests for which ejected endpoints counted, for want of others."),
     "tokens": (("model", "endpoint", "kind"), "Tokens by kind: prompt, completion."),
+    "lost": (("model", "endpoint", "kind"), "Rows that no disk took in time: usage, access_log."),
 }
 GAUGES = {
     "in_flight": "Requests under way.",

@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -38,9 +38,11 @@ class Router:
         on_line: Callable[[Line], None] | None = None,
         grid: Grid | None = None,
         metrics: Callable[[Metrics], Metrics] = lambda own: own,
+        lost: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         """`cors`: the origins whose pages may read answers; `*` for all. `on_line`: takes the access log. `grid`:
-        shared with the other processes. `metrics`: adds theirs to our own."""
+        shared with the other processes. `metrics`: adds theirs to our own. `lost`: how many rows of what kind were not
+        written since it was asked last."""
         self.loop = asyncio.get_running_loop()
         self._grid = grid or Grid()
         self.metrics = Metrics()
@@ -57,6 +59,7 @@ class Router:
         self._no_auth = no_auth
         self._on_line = on_line
         self._all_metrics = metrics
+        self._lost = lost
 
     @property
     def loads(self) -> dict[str, Load]:
@@ -296,6 +299,8 @@ class Router:
 
     def snapshot(self) -> Metrics:
         """This process's metrics, with what is under way now."""
+        for kind, rows in self._lost().items():
+            self.metrics.count("lost", "", "", kind, by=rows)
         gauges = self.metrics.gauges = {}
         for route in {route.name: route for route in self.table.routes.values()}.values():
             for each in route.endpoints:

@@ -16,6 +16,7 @@ import uvloop
 from routing.dataplane.client import ClientConnection
 from routing.dataplane.journal import Journal
 from routing.dataplane.router import Router
+from routing.dataplane.usage_files import Spool, UsageLog
 from routing.server.listening import CANNOT_LISTEN, open_listener
 from routing.server.shared import Shared
 from routing.table import RoutingTable, TableError, load
@@ -36,7 +37,7 @@ async def serve(args: argparse.Namespace) -> int:
     cors = [origin.encode() for origin in args.cors_origin]
     shared = Shared(Path(args.shared_dir) if args.shared_dir else None)
     log_file = None if args.no_access_log else sys.stderr.fileno()
-    journal = Journal(Path(args.usage_dir) if args.usage_dir else None, log_file)
+    journal = Journal(_usage(args), log_file)
     router = Router(
         table,
         no_auth=args.no_auth,
@@ -45,6 +46,7 @@ async def serve(args: argparse.Namespace) -> int:
         on_line=None if args.no_access_log else journal.line,
         grid=shared.grid,
         metrics=shared.all_metrics,
+        lost=journal.lost,
     )
     shared.resume(router)
     loop = asyncio.get_running_loop()
@@ -79,6 +81,12 @@ async def serve(args: argparse.Namespace) -> int:
     journal.close()
     shared.tell(router)
     return 0
+
+
+def _usage(args: argparse.Namespace) -> Spool | UsageLog | None:
+    if args.usage_dir:
+        return Spool(Path(args.usage_dir))
+    return UsageLog(Path(args.usage_log)) if args.usage_log else None
 
 
 async def _reload(router: Router, path: Path, control_fd: int | None) -> None:
@@ -129,7 +137,8 @@ def main() -> int:
     parser.add_argument("--shared-dir", default="", help="what the processes share: counts and metrics")
     parser.add_argument("--no-access-log", action="store_true")
     parser.add_argument("--control-fd", type=int, default=None)
-    parser.add_argument("--usage-dir", default="")
+    parser.add_argument("--usage-dir", default="", help="usage as files that the feed takes in")
+    parser.add_argument("--usage-log", default="", help="usage as lines of one file, where there is no feed")
     parser.add_argument("--drain-seconds", type=float, default=600.0)
     parser.add_argument("--no-auth", action="store_true")
     parser.add_argument("--cors-origin", action="append", default=[])

@@ -34,7 +34,8 @@ class Order(TypedDict):
     processes: int
     drain_seconds: float
     passed: list[str]  # arguments of each child
-    catalog: bool  # the routes come from a file: the folder ends with this process, and there is no feed
+    catalog: bool  # the routes come from a file: there is no feed
+    passing: bool  # the folder ends with this process
     reread: list[str]  # the command that writes the routes anew
 
 
@@ -43,7 +44,7 @@ def main() -> int:
     try:
         return asyncio.run(_run(order))
     finally:
-        if order["catalog"]:
+        if order["passing"]:
             import shutil
 
             shutil.rmtree(order["folder"], ignore_errors=True)
@@ -56,7 +57,7 @@ async def _run(order: Order) -> int:
     except OSError as error:
         sys.stderr.write(f"cannot listen on {listen}: {error.strerror}; give another --listen\n")
         return 1
-    argv = ["--routes", str(folder / "routes.json"), "--listen", listen, "--usage-dir", str(folder / "usage")]
+    argv = ["--routes", str(folder / "routes.json"), "--listen", listen]
     argv += ["--shared-dir", str(folder / "router"), "--drain-seconds", str(drain_seconds), *order["passed"]]
     stop_seconds = drain_seconds + LAST_SECONDS
     routers = ChildSet(argv, order["processes"], stop_seconds=stop_seconds, listeners=listeners)

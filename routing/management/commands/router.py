@@ -2,6 +2,7 @@
 needs neither database nor broker."""
 
 import argparse
+import fcntl
 import json
 import os
 import shutil
@@ -16,7 +17,7 @@ import yaml
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
-from agent_client.profile import ProfileError, parse_catalog
+from agent_client.profile import Catalog, ProfileError, parse_catalog
 from routing.feed import document_of_catalog, write
 from routing.server.parent import environment
 
@@ -35,6 +36,14 @@ class Command(BaseCommand):
         parser.add_argument("--listen", default="127.0.0.1:8080", metavar="HOST:PORT")
         parser.add_argument("--processes", type=int, default=1)
         parser.add_argument("--catalog", metavar="FILE", help="router-only: endpoints and keys from this file")
+        parser.add_argument(
+            "--state-dir",
+            metavar="DIR",
+            help="with --catalog: where counts of limits outlive a restart; default: a folder that ends with this run",
+        )
+        parser.add_argument(
+            "--usage-log", metavar="FILE", help="with --catalog: add a JSON line a request; default: none is written"
+        )
         parser.add_argument("--no-auth", action="store_true", help="serve everybody; said loudly at the start")
         parser.add_argument(
             "--cors-origin",
@@ -49,20 +58,42 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         if options["only_write"]:
-            return _from_file(Path(options["catalog"]), options["only_write"], options["no_auth"])
+            _from_file(Path(options["catalog"]), options["only_write"], options["no_auth"])
+            return
         address, _, port = options["listen"].rpartition(":")
         if not address or not port.isdecimal():
             raise CommandError(f"cannot listen on {options['listen']!r}: give HOST:PORT, such as 127.0.0.1:8080")
         _refuse_taken(address.strip("[]"), int(port), options["listen"])
         if not options["catalog"]:
+            for name in ("state_dir", "usage_log"):
+                if options[name]:
+                    option = f"--{name.replace('_', '-')}"
+                    raise CommandError(f"cannot use {option} with a control plane: it belongs to --catalog")
             self._become_router(settings.STATE_DIR, options)
-        folder = Path(tempfile.mkdtemp(prefix="llmgw-router-"))
+        self._alone(options)
+
+    def _alone(self, options: dict[str, Any]) -> NoReturn:
+        """From a file, without a control plane."""
+        if options["usage_log"]:
+            _open_usage_log(Path(options["usage_log"]))
+        folder = _own(Path(options["state_dir"])) if options["state_dir"] else _passing_folder()
         try:
-            _from_file(Path(options["catalog"]), folder / "routes.json", options["no_auth"])
+            catalog = _from_file(Path(options["catalog"]), folder / "routes.json", options["no_auth"])
+            self._tell_what_is_not_kept(catalog, options)
             self._become_router(folder, options)
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            if not options["state_dir"]:
+                shutil.rmtree(folder, ignore_errors=True)
             raise
+
+    def _tell_what_is_not_kept(self, catalog: Catalog, options: dict[str, Any]) -> None:
+        if not options["usage_log"]:
+            self.stderr.write("usage is not written; --usage-log FILE keeps a line of each request")
+        monthly = [key.name for key in catalog.keys if "tokens_per_month" in key.limits]
+        if monthly and not options["state_dir"]:
+            self.stderr.write(
+                f"tokens_per_month of {', '.join(monthly)} counts from this start on; --state-dir DIR keeps the counts"
+            )
 
     def _become_router(self, folder: Path, options: dict[str, Any]) -> NoReturn:
         """The same process goes on without Django, of which it would hold 80 MiB for nothing."""
@@ -70,6 +101,10 @@ class Command(BaseCommand):
             self.stderr.write(NO_AUTH.format(listen=options["listen"]))
         passed = [f"--cors-origin={origin}" for origin in options["cors_origin"]]
         passed += [f"--{name}" for name in ("no-auth", "no-access-log") if options[name.replace("-", "_")]]
+        if not options["catalog"]:
+            passed += ["--usage-dir", str(folder / "usage")]
+        elif options["usage_log"]:
+            passed += ["--usage-log", str(Path(options["usage_log"]).absolute())]
         reread: list[str] = []
         if options["catalog"]:
             reread = [sys.executable, "-m", "django", "router", "--catalog", str(Path(options["catalog"]).absolute())]
@@ -81,6 +116,7 @@ class Command(BaseCommand):
             "drain_seconds": options["drain_seconds"],
             "passed": passed,
             "catalog": bool(options["catalog"]),
+            "passing": bool(options["catalog"] and not options["state_dir"]),
             "reread": reread,
         }
         argv = [sys.executable, "-m", "routing.server.run", json.dumps(order)]
@@ -103,7 +139,33 @@ def _refuse_taken(address: str, port: int, listen: str) -> None:
                 time.sleep(0.1)  # children of a router that was just killed are still leaving
 
 
-def _from_file(catalog: Path, routes: Path, no_auth: bool) -> None:
+def _passing_folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix="llmgw-router-"))
+
+
+def _own(folder: Path) -> Path:
+    """Make it, and take it for as long as this process lives, which is about to become the router: two of them would
+    write over each other's routes."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise CommandError(f"cannot use {folder}: another router runs with it; give another --state-dir")
+    except OSError as error:
+        raise CommandError(f"cannot use {folder}: {error.strerror}; give another --state-dir")
+    os.set_inheritable(handle, True)
+    return folder.absolute()
+
+
+def _open_usage_log(path: Path) -> None:
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise CommandError(f"cannot write usage to {path}: {error.strerror}; give another --usage-log")
+
+
+def _from_file(catalog: Path, routes: Path, no_auth: bool) -> Catalog:
     try:
         data = yaml.safe_load(catalog.read_text(encoding="utf-8"))
         parsed = parse_catalog(data)
@@ -120,3 +182,4 @@ def _from_file(catalog: Path, routes: Path, no_auth: bool) -> None:
             "--catalog-entry) or give --no-auth"
         )
     write(routes, document_of_catalog(parsed))
+    return parsed
