@@ -14,6 +14,20 @@ def returns(count: int, last_at: datetime | None, now: datetime) -> int:
     return count + 1 if follows else 1
 
 
+def worth_telling(count: int) -> bool:
+    """Of a node that comes and goes: a word at ever longer distances, since each says that it goes on.
+
+    >>> [count for count in range(40) if worth_telling(count)]
+    [2, 3, 5, 9, 17, 33]
+    """
+    return count > 1 and (count - 1).bit_count() == 1
+
+
+def damped(until: datetime | None, now: datetime) -> bool:
+    """By the database's clock. What it does meanwhile is known of it, and no news."""
+    return until is not None and now < until
+
+
 def damping(count: int, first: timedelta) -> timedelta:
     """For how long after it: one return happens to everybody.
 

@@ -9,6 +9,7 @@ from django.db.models.functions import Now
 from agent_client.protocol.states import ENDED_SHARD_STATES, ShardState
 from fleet import doorbell
 from fleet.conf import fleet_conf
+from fleet.domain import flapping
 from fleet.domain.liveness import LISTENER_FRESH_SECONDS, Limits, NodeSilence, judge
 from fleet.domain.states import NodeStatus, Severity
 from fleet.models import Event, Listener, Node, Shard
@@ -88,7 +89,10 @@ def _unreachable(node: NodeSilence) -> None:
         move_node(node.pk, NodeStatus.UNREACHABLE, reason=text)
     except StaleTransition:
         return
-    record("node_unreachable", f"{node.name}: {text}", severity=Severity.WARNING, node_id=node.pk)
+    rows: Any = Node.objects.annotate(now=Now())
+    row = rows.get(pk=node.pk)
+    if not flapping.damped(row.damped_until, row.now):
+        record("node_unreachable", f"{node.name}: {text}", severity=Severity.WARNING, node_id=node.pk)
 
 
 @transaction.atomic

@@ -1,5 +1,6 @@
 """A node that was unreachable or lost is heard again. One that comes back again and again is damped."""
 
+from datetime import datetime
 from typing import Any
 
 from django.db.models.functions import Now
@@ -24,13 +25,12 @@ def welcome(node_id: int, *, reason: str = "") -> bool:
     node = rows.filter(pk=node_id).first()
     if node is None or node.status == NodeStatus.READY:
         return False
+    before = node.damped_until
     try:
         move_node(node_id, NodeStatus.READY, reason=reason, **_returned(node))
     except StaleTransition:
         return False
-    record("node_ready", f"{node.name}: {node.status} → ready", node_id=node_id)
-    if node.status in AWAY:
-        _damp(node)
+    _tell(before, node)
     doorbell.ring_routes()  # first: it costs little, and clients wait for it
     doorbell.ring_reconcile()
     return True
@@ -46,9 +46,14 @@ def _returned(node: Any) -> dict[str, Any]:
     return {"returns": count, "returned_at": node.now, "damped_until": node.damped_until}
 
 
-def _damp(node: Any) -> None:
-    if node.damped_until is None or node.damped_until <= node.now:
-        return
-    seconds = (node.damped_until - node.now).total_seconds()
-    text = f"{node.name} came back for the {node.returns}. time, each within an hour of the one before: nothing new is"
-    record("node_flaps", f"{text} placed there for {seconds:.0f} s", severity=Severity.WARNING, node_id=node.pk)
+def _tell(damped_before: datetime | None, node: Any) -> None:
+    """One line at most; of one that flaps not of each return, or the history would tell of nothing else."""
+    flaps = node.status in AWAY and flapping.damped(node.damped_until, node.now)
+    silence_untold = flapping.damped(damped_before, node.now) and node.status != NodeStatus.LOST
+    if flaps and flapping.worth_telling(node.returns):
+        seconds = (node.damped_until - node.now).total_seconds()
+        text = f"{node.name} came back for the {node.returns}. time, each within an hour of the one before: nothing new"
+        text += f" is placed there for {seconds:.0f} s"
+        record("node_flaps", text, severity=Severity.WARNING, node_id=node.pk)
+    elif not flaps or not silence_untold:
+        record("node_ready", f"{node.name}: {node.status} → ready", node_id=node.pk)

@@ -5,10 +5,11 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
+from agent_client.protocol.messages import Report
 from agent_client.protocol.states import ShardState
 from fleet.domain.states import NodeStatus, ReplicaState
-from fleet.models import Event, Node, Replica, Shard
-from fleet.services import heartbeats, liveness, operations
+from fleet.models import Event, Listener, Node, Replica, Shard
+from fleet.services import heartbeats, liveness, operations, reports
 from fleet.services.heartbeats import Beat
 from fleet.services.nodes import Admission
 from fleet.services.transitions import move_node
@@ -42,6 +43,42 @@ def test_the_second_return_within_the_hour_damps_for_a_minute_and_the_next_for_t
     )
     Node.objects.update(returned_at=timezone.now() - timedelta(hours=2))
     assert comes_back(admission).damped_until is None
+
+
+def news() -> list[str]:
+    return list(
+        Event.objects.filter(kind__in=["node_ready", "node_flaps"]).order_by("pk").values_list("kind", flat=True)
+    )
+
+
+def test_of_a_node_that_flaps_its_history_tells_ever_less_until_it_has_been_stable() -> None:
+    admission = ready_node()
+    joined = news()
+    comes_back(admission, 17)
+    assert news() == [*joined, "node_ready", *["node_flaps"] * 5]  # the 2nd, 3rd, 5th, 9th and 17th return
+    Node.objects.update(damped_until=timezone.now())  # its time is over: a silence would have been told again
+    comes_back(admission)
+    assert news()[-1] == "node_ready"
+
+
+def test_a_damped_node_that_falls_silent_again_is_no_news_and_is_lost_all_the_same() -> None:
+    admission = ready_node()
+    comes_back(admission, 3)
+    now = timezone.now()
+    Listener.objects.update(started_at=now - timedelta(hours=1), seen_at=now)
+    Node.objects.update(last_seen_at=now - timedelta(seconds=400))
+    liveness.run(now=now)
+    assert Node.objects.get().status == NodeStatus.UNREACHABLE
+    assert not Event.objects.filter(kind="node_unreachable").exists()
+    liveness.run(now=now)
+    assert Node.objects.get().status == NodeStatus.LOST
+    assert Event.objects.filter(kind="node_lost").count() == 1
+    told = len(news())
+    reports.apply_whole_report(
+        node_id=admission.node_id, session_id=admission.session_id, report=Report(), now=timezone.now()
+    )
+    assert Node.objects.get().status == NodeStatus.READY
+    assert len(news()) == told + 1  # the 4th return: told, since its loss was
 
 
 def test_nothing_new_is_placed_on_it_what_runs_stays_and_an_uncordon_forgives() -> None:

@@ -69,6 +69,32 @@ def test_two_agents_with_one_identity_are_quarantined_after_few_takeovers() -> N
     tell(story, nodes=2)
 
 
+@pytest.mark.parametrize("how", ["frames vanish", "the stream breaks", "both"])
+def test_ten_minutes_of_flaps_move_nothing_and_are_told_in_few_words(how: str) -> None:
+    """Failures 10: every 5 s the link goes or comes; at most one event a minute."""
+
+    async def story(w: World) -> None:
+        await begin(w, a=(1, 4))
+        before, told = engines(w), Event.objects.count()
+        (engine,) = w.kernel.alive()
+        for _ in range(60):
+            if how != "frames vanish":
+                for stream in [each for each in w.network.streams if each.node == engine.node]:
+                    stream.cut()
+            if how != "the stream breaks":
+                w.network.away.add(engine.node)
+            await w.sleep(5)
+            w.network.away.clear()
+            await w.sleep(5)
+        assert engines(w) == before
+        assert attempts() == {1}
+        assert Event.objects.count() - told <= 10
+        await until(w, MINUTE, lambda: not unsettled(w))
+        assert engines(w) == before
+
+    tell(story, nodes=2)
+
+
 def test_of_four_ranks_one_dies_and_all_four_come_back_as_one_attempt() -> None:
     """Failures 38, F29: peers are ended within 30 s, and no rank of the new attempt meets one of the old."""
 
