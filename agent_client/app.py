@@ -6,15 +6,13 @@ import logging
 import platform
 import signal
 import socket
-import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from agent_client import __version__, preflight, probes, weights
 from agent_client.config import AgentConfig
 from agent_client.engines import Readiness
-from agent_client.hardware import Discovery, DiscoveryOptions, Inventory
+from agent_client.hardware import Discovery, DiscoveryOptions, Watch
 from agent_client.hardware.leftovers import oom_killed, still_held
 from agent_client.hardware.program import run_quietly
 from agent_client.identity import INSTANCE_ID, Identity, boot_id, load_identity, machine_id, save_identity
@@ -54,14 +52,14 @@ log = logging.getLogger(__name__)
 
 REPORT_STEP_SECONDS = 5.0
 LOAD_SECONDS = 60.0
+#: What must be seen twice of a card, or counted by the hour, is so over this time, however often it is looked at.
+STEADY_SECONDS = 30.0
 
 
 class Agent:
     def __init__(self, config: AgentConfig) -> None:
         self._config = config
         self._boot_id = boot_id()
-        self._inventory: Inventory | None = None
-        self._inventory_at = time.monotonic()
         self._sent_fingerprint = ""
         self._revision = -1
         self._applied = 0
@@ -93,11 +91,14 @@ class Agent:
             ),
             on_report=self._shard_changed,
         )
-        self._eyes = threading.Lock()
         ours = self._supervisor
-        self._discovery = Discovery(
-            DiscoveryOptions(**config.of_hardware(), owned_pids=ours.owned_pids, owned_gpus=ours.owned_gpus)
+        options = DiscoveryOptions(
+            **config.of_hardware(),
+            owned_pids=ours.owned_pids,
+            owned_gpus=ours.owned_gpus,
+            steady_seconds=STEADY_SECONDS,
         )
+        self._watch = Watch(Discovery(options), pause_seconds=config.discovery_seconds)
         self._link = Link(
             server=config.server,
             join_secret=config.join_secret,
@@ -113,9 +114,9 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, ended.set)
         await self._supervisor.adopt()
-        await self._discover()
+        await asyncio.to_thread(self._watch.look)
         preflight.ask_engines(self._config, self._installed)
-        work = (self._link.run(), self._beat(), self._watch_hardware(), self._report_often())
+        work = (self._link.run(), self._beat(), self._watch.run(self._look.set), self._report_often())
         tasks = [asyncio.create_task(item) for item in work]
         waiter = asyncio.create_task(ended.wait())
         done, _ = await asyncio.wait({waiter, *tasks}, return_when=asyncio.FIRST_COMPLETED)
@@ -133,8 +134,8 @@ class Agent:
     async def _registration(self) -> Register:
         config = self._config
         identity = load_identity(config.state_dir)
-        inventory = self._inventory
-        self._sent_fingerprint = inventory.fingerprint() if inventory else ""
+        inventory = self._watch.inventory
+        self._sent_fingerprint = self._watch.fingerprint
         self._revision = -1
         return Register(
             protocol=PROTOCOL_VERSION,
@@ -162,8 +163,7 @@ class Agent:
             with contextlib.suppress(TimeoutError):  # a new registration may have brought a shorter interval
                 await asyncio.wait_for(self._registered_anew.wait(), self._heartbeat_seconds)
             self._registered_anew.clear()
-            age = time.monotonic() - self._inventory_at
-            stale = round(age, 1) if age > 3 * self._config.discovery_seconds else None
+            stale = self._watch.stale_seconds
             self._link.send(Heartbeat(desired_revision=self._applied, inventory_stale_seconds=stale))
 
     async def _report_often(self) -> None:
@@ -180,8 +180,7 @@ class Agent:
                 await self._report(force=False)
 
     async def _report(self, *, force: bool) -> None:
-        inventory = self._inventory
-        print_ = inventory.fingerprint() if inventory else ""
+        inventory, print_ = self._watch.inventory, self._watch.fingerprint
         changed = force or print_ != self._sent_fingerprint
         sent = self._link.send(
             Report(
@@ -258,27 +257,9 @@ class Agent:
 
     # -- hardware -----------------------------------------------------------------------------------------------------
 
-    async def _watch_hardware(self) -> None:
-        while True:
-            await asyncio.sleep(self._config.discovery_seconds)
-            before = self._inventory.fingerprint() if self._inventory else ""
-            await self._discover()
-            if self._inventory and self._inventory.fingerprint() != before:
-                self._look.set()
-
-    async def _discover(self) -> None:
-        await asyncio.to_thread(self._see)
-
-    def _see(self) -> Inventory:
-        """Blocks for as long as the hardware makes it."""
-        with self._eyes:
-            self._inventory = self._discovery.look()
-            self._inventory_at = time.monotonic()
-            return self._inventory
-
     def _preflight(self, profile: Profile, spec: ShardSpec, replaces: str = "") -> tuple[str, str, str] | None:
         """In a thread. Cards are looked at anew: a stranger may have come since placement was told of them."""
-        inventory = self._see() if spec.gpus else self._inventory
+        inventory = self._watch.look() if spec.gpus else self._watch.inventory
         data = inventory.to_json() if inventory else {}
         replaced = self._ledger.entries.get(replaces)
         ours = set(replaced.spec.get("gpus") or ()) if replaced else set()
@@ -312,7 +293,7 @@ class Agent:
 
     def _sick_card(self, spec: ShardSpec) -> tuple[str, str] | None:
         """In a thread, when an engine has failed: the last look may be older than what made it fail."""
-        return preflight.sick_card(spec, self._see().to_json()) if spec.gpus else None
+        return preflight.sick_card(spec, self._watch.look().to_json()) if spec.gpus else None
 
     async def _answer(self, message: Check) -> None:
         try:
@@ -339,11 +320,12 @@ class Agent:
         return await asyncio.to_thread(self._preflight, profile, spec, replaces)
 
     def _holders(self, gpus: tuple[str, ...]) -> str:
-        return still_held(self._see().to_json(), gpus)
+        return still_held(self._watch.look().to_json(), gpus)
 
     def _surroundings(self, spec: ShardSpec, profile: Profile) -> Mapping[str, Any]:
         """From the last look: a failure must not wait for a sick driver."""
-        data = self._inventory.to_json() if self._inventory else {}
+        inventory = self._watch.inventory
+        data = inventory.to_json() if inventory else {}
         known = ("index", "uuid", "class", "memory_total_mib", "memory_used_mib", "processes", "problems")
         return {
             "agent": __version__,

@@ -2,5 +2,6 @@
 
 from agent_client.hardware.discovery import Discovery, DiscoveryOptions, discover
 from agent_client.hardware.inventory import Inventory
+from agent_client.hardware.watch import Watch
 
-__all__ = ["Discovery", "DiscoveryOptions", "Inventory", "discover"]
+__all__ = ["Discovery", "DiscoveryOptions", "Inventory", "Watch", "discover"]

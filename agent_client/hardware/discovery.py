@@ -30,6 +30,7 @@ class DiscoveryOptions:
     severities: Mapping[str, str] = field(default_factory=dict)  # problem code → unplaceable, warning or ignore
     gpu_classes: tuple[tuple[str, str], ...] = ()  # regular expression over the whole card name, class
     kernel_log: Path = xid.KMSG
+    steady_seconds: float = 0.0  # looks closer together count as one for what must be seen twice, and for growth
 
 
 #: Counters of a port that should not grow [InfiniBand's, then RoCE's].
@@ -47,6 +48,15 @@ ERRORS = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Counted:
+    """A port's counters, and how its errors had grown by then."""
+
+    at: float
+    values: dict[str, int]
+    per_hour: dict[str, float] | None
+
+
 class Discovery:
     """One machine's eyes. Not for two threads at once."""
 
@@ -54,9 +64,10 @@ class Discovery:
         self._options = options
         self._nvml = nvml.Nvml()
         self._steady: steady.Memory | None = None
+        self._steady_at = 0.0
         self._last: tuple[Gpu, ...] = ()  # of the last look that saw cards
         self._seen_at = 0.0
-        self._counters: dict[tuple[str, int], tuple[float, dict[str, int]]] = {}
+        self._counters: dict[tuple[str, int], _Counted] = {}
 
     def look(self) -> Inventory:
         """Read everything once; blocks for at most some seconds. Never raises for sick hardware: it says so instead."""
@@ -101,23 +112,35 @@ class Discovery:
         )
         found = self._broken(found)
         found = replace(found, gpus=with_xids(found.gpus, options.kernel_log, options.severities))
-        self._steady, gpus = steady.settle(self._steady, found.gpus)
-        return replace(found, gpus=gpus)
+        return replace(found, gpus=self._settled(found.gpus))
+
+    def _settled(self, gpus: list[Gpu]) -> list[Gpu]:
+        """What forbids a card is remembered as soon as it is seen; the rest by looks that are far enough apart."""
+        after, settled = steady.settle(self._steady, gpus)
+        now = time.monotonic()
+        far = now - self._steady_at >= self._options.steady_seconds
+        if self._steady is None or far or steady.forbidden(after) - steady.forbidden(self._steady):
+            self._steady, self._steady_at = after, now
+        return settled
 
     def _count(self, adapters: list[dict[str, Any]]) -> None:
-        """Each port's errors since the last look, by the hour: a counter alone is history."""
+        """Each port's errors since it was counted before, by the hour: a counter alone is history."""
         before, self._counters = self._counters, {}
         for adapter in adapters:
             for port in adapter["ports"]:
                 key = (adapter["hca"], port["port"])
-                now = time.monotonic()
-                values = link_counters.read(self._options.ib_root / key[0] / "ports" / str(key[1]))
-                self._counters[key] = (now, values)
-                at, earlier = before.get(key, (now, {}))
-                grown = link_counters.growth(earlier, values, now - at)
-                port["errors_per_hour"] = {
-                    name: round(grown[name].per_second * 3600, 1) for name in ERRORS if name in grown
-                } or None
+                counted = self._counted(before.get(key), self._options.ib_root / key[0] / "ports" / str(key[1]))
+                self._counters[key] = counted
+                port["errors_per_hour"] = counted.per_hour
+
+    def _counted(self, before: _Counted | None, port: Path) -> _Counted:
+        now = time.monotonic()
+        if before is not None and now - before.at < self._options.steady_seconds:
+            return before
+        values = link_counters.read(port)
+        grown = link_counters.growth(before.values, values, now - before.at) if before is not None else {}
+        per_hour = {name: round(grown[name].per_second * 3600, 1) for name in ERRORS if name in grown}
+        return _Counted(at=now, values=values, per_hour=per_hour or None)
 
     def _broken(self, found: Found) -> Found:
         """All cards gone at once: detection is broken, not the machine emptied. What was known stays, unplaceable."""

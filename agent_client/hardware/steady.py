@@ -45,6 +45,11 @@ def settle(memory: Memory | None, gpus: Sequence[Mapping[str, Any]]) -> tuple[Me
     return after, out
 
 
+def forbidden(memory: Memory) -> frozenset[tuple[str, str]]:
+    """The problems that keep something from being placed."""
+    return frozenset(key for key, track in memory.items() if track.shown and track.problem["severity"] == UNPLACEABLE)
+
+
 def _next(before: Track | None, now: Mapping[str, str] | None, *, first: bool) -> Track | None:
     if now is None:
         absent = before.absent + 1 if before else GOES_AFTER

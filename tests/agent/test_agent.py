@@ -343,7 +343,7 @@ def test_the_cards_are_looked_at_anew_just_before_a_launch(tmp_path: Path, monke
     agent = Agent(config.load(flags={"state_dir": str(tmp_path)}, environ={}, path=None))
     card = {"uuid": "GPU-1", "index": 1, "placeable": True, "memory_total_mib": 81559, "memory_used_mib": 4}
     looks = [Inventory(data={"gpus": [card]})]
-    monkeypatch.setattr(agent._discovery, "look", lambda: looks[-1])
+    monkeypatch.setattr(agent._watch._discovery, "look", lambda: looks[-1])
     profile = {"engine": "vllm", "model": "org/m", "gpu_memory_utilization": 0.9}
     spec = ShardSpec(replica="m/1", served_names=("m",), profile=profile, gpus=("GPU-1",))
     assert agent._preflight(parse_profile(profile), spec) is None

@@ -97,7 +97,7 @@ def patched(world: "World") -> Iterator[None]:
             ("fleet.services.reconciler", "_do", world.do),
             ("agent_client.link", "connect", world.network.connect),
             ("agent_client.link", "time", time),
-            ("agent_client.app", "time", time),
+            ("agent_client.hardware.watch", "time", time),
             ("agent_client.app", "boot_id", lambda: node().boot_id),
             ("agent_client.app", "machine_id", lambda: f"machine-{node().name}"),
             ("agent_client.app", "Discovery", lambda options: SimpleNamespace(look=node().inventory)),
