@@ -6,7 +6,9 @@ the prompt that is not cached has been read. Its cache keeps the newest prompts 
 
 import heapq
 from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from random import Random
 
 from routing.domain import affinity
@@ -23,6 +25,12 @@ SLOTS = 8
 class Asked:
     at: float
     body: bytes
+    blocks: tuple[int, ...]  # of its prompt, each with all that stands before it
+
+    @classmethod
+    def of(cls, at: float, body: bytes) -> "Asked":
+        cuts = range(BLOCK_BYTES, len(body), BLOCK_BYTES)
+        return cls(at=at, body=body, blocks=tuple(hash(body[:cut]) for cut in cuts))
 
 
 @dataclass(slots=True)
@@ -33,7 +41,7 @@ class Replica:
 
     def serve(self, asked: Asked) -> tuple[float, float, float]:
         """When the first token and the end come, and the share of the prompt that was cached."""
-        blocks = [hash(asked.body[: at + BLOCK_BYTES]) for at in range(0, len(asked.body) - BLOCK_BYTES, BLOCK_BYTES)]
+        blocks = asked.blocks
         hits = next((at for at, block in enumerate(blocks) if block not in self.cached), len(blocks))
         for block in blocks:
             self.cached[block] = None
@@ -48,9 +56,26 @@ class Replica:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    hit_rate: float
-    p50: float
-    p99: float  # seconds to the first token
+    hits: float  # shares of prompts, summed up
+    waits: list[float]  # for the first token, sorted
+
+    @classmethod
+    def pooled(cls, results: Iterable["Result"]) -> "Result":
+        """Of several traces as if they were one: a p99 of some thousand requests differs a lot by chance."""
+        results = list(results)
+        return cls(hits=sum(each.hits for each in results), waits=sorted(chain(*(each.waits for each in results))))
+
+    @property
+    def hit_rate(self) -> float:
+        return self.hits / len(self.waits)
+
+    @property
+    def p50(self) -> float:
+        return self.waits[len(self.waits) // 2]
+
+    @property
+    def p99(self) -> float:
+        return self.waits[int(len(self.waits) * 0.99)]
 
 
 def trace(seed: int, *, per_second: float, seconds: float, hot: float) -> list[Asked]:
@@ -65,13 +90,21 @@ def trace(seed: int, *, per_second: float, seconds: float, hot: float) -> list[A
         text, at = f'{{"messages":["{system}', now
         for _ in range(chance.randint(1, 7)):
             text += '","' + "".join(chance.choices("ijklmnop ", k=chance.randint(100, 900)))
-            asked.append(Asked(at=at, body=(text + '"]}').encode()))
+            asked.append(Asked.of(at, (text + '"]}').encode()))
             text += '","' + "".join(chance.choices("qrstuv ", k=chance.randint(200, 1200)))
             at += DECODE_SECONDS + chance.expovariate(1 / 6)
     return sorted(asked, key=lambda each: each.at)
 
 
-def run(requests: list[Asked], *, replicas: int, cache_blocks: int, with_affinity: bool) -> Result:
+def run(
+    requests: list[Asked],
+    *,
+    replicas: int,
+    cache_blocks: int,
+    with_affinity: bool,
+    choose: Callable[..., Endpoint | None] = pick,
+) -> Result:
+    """`choose`: the router's own choice, or one to compare it with."""
     fit = [Endpoint(id=f"e{number}", address="a", port=1) for number in range(replicas)]
     loads = {each.id: Load() for each in fit}
     machines = {each.id: Replica(cache_blocks) for each in fit}
@@ -83,7 +116,7 @@ def run(requests: list[Asked], *, replicas: int, cache_blocks: int, with_affinit
         while ends and ends[0][0] <= asked.at:
             loads[heapq.heappop(ends)[1]].outstanding -= 1
         sums = affinity.beginnings("m", asked.body) if with_affinity else []
-        chosen = pick(fit, loads, preferred=names.get(affinity.remembered(memory, sums)) if sums else None)
+        chosen = choose(fit, loads, preferred=names.get(affinity.remembered(memory, sums)) if sums else None)
         assert chosen is not None
         affinity.remember(memory, sums, affinity.word_of(chosen.id))
         loads[chosen.id].outstanding += 1
@@ -92,5 +125,4 @@ def run(requests: list[Asked], *, replicas: int, cache_blocks: int, with_affinit
         heapq.heappush(ends, (end, chosen.id))
         waits.append(first - asked.at)
         hits += share
-    waits.sort()
-    return Result(hit_rate=hits / len(requests), p50=waits[len(waits) // 2], p99=waits[int(len(waits) * 0.99)])
+    return Result(hits=hits, waits=sorted(waits))
