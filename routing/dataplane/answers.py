@@ -10,11 +10,14 @@ from http import HTTPStatus
 from routing.dataplane.messages import Reply, Request
 from routing.domain import anthropic
 
+#: A client that takes nothing of its answer for so long keeps an engine's place for nobody.
+TAKE_SECONDS = 120.0
+
 _LINES = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
 
 class Answers:
-    __slots__ = ("_chunked", "_cors", "_parts", "begun", "held", "request", "transport")
+    __slots__ = ("_chunked", "_cors", "_left", "_parts", "_took_at", "begun", "held", "request", "transport")
 
     def __init__(self, cors: Collection[bytes]) -> None:
         """`cors`: the origins whose pages may read answers; `*` for all."""
@@ -25,6 +28,7 @@ class Answers:
         self._cors = cors
         self._chunked = False
         self._parts: list[bytes] = []  # not yet written
+        self._left, self._took_at = 0, 0.0  # what was yet to be taken, when that changed last
 
     def expect(self, request: Request) -> None:
         self.request = request
@@ -86,6 +90,13 @@ class Answers:
         self.flush()
         if self.transport is not None:
             self.transport.close()
+
+    def stalled(self, now: float) -> bool:
+        """Whether the client has taken nothing of what waits for it, for too long."""
+        left = self.transport.get_write_buffer_size() if self.transport is not None else 0
+        if left != self._left:
+            self._left, self._took_at = left, now
+        return left > 0 and now - self._took_at > TAKE_SECONDS
 
     def hold(self, yes: bool) -> None:
         """Whether the client's upload waits, because the engine does not take it so fast."""

@@ -343,6 +343,8 @@ class ClientConnection(asyncio.Protocol):
         """The timers."""
         if self._transport is None or self._transport.is_closing():
             return
+        if self._out.stalled(now):
+            return self._transport.abort()
         self._sound(self._transport)
         if self._lingering:
             if now - self._head_at > LINGER_SECONDS:

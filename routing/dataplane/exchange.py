@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from routing.dataplane.router import Router
 
 ATTEMPTS = 2
+#: A stream whose engine pauses for so long gets a comment, and again: proxies between here and the client cut what is
+#: idle, many after 60 s.
+PING_SECONDS = 15.0
 POISON = "cannot serve the request: two engines ended while they worked on it"
 #: OpenAI's clients ask again after a 500 unless they are told not to.
 NO_RETRY = ((b"X-Should-Retry", b"false"),)
@@ -59,6 +62,7 @@ class Proxied:
     _load: Load  # the same one's
     _streams = _pieces = False  # the answer is a stream; a piece of it has come
     _heard_at: float | None = None  # when the answer's last bytes came
+    _pinged_at = 0.0
     _over = False
 
     def __init__(
@@ -250,6 +254,9 @@ class Proxied:
             return
         if self._paused and self._heard_at is not None:
             self._heard_at = now  # it is the client's pause
+        elif self._heard_at is not None and now - max(self._heard_at, self._pinged_at) > PING_SECONDS:
+            self._pinged_at = now
+            self.nudge()
         asked_at = now if self._upload is not None and not self._request.complete else self._asked_at
         late = self._route.timers.expired(now=now, sent_at=self._sent_at, asked_at=asked_at, heard_at=self._heard_at)
         if late:

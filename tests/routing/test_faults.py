@@ -5,8 +5,10 @@ test_leaving, F44 in test_processes and tests/e2e/test_chain, F46 in test_keys_a
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from agent_client.machine import events
 from agent_client.protocol.states import ShardState
 from routing.domain.timers import Timers
 from tests.machine.test_table import Life
-from tests.routing.stage import ANSWER, CHAT, Heard, Stage, chunk, stream_head, until, whole
+from tests.routing.stage import ANSWER, CHAT, Heard, Stage, chunk, chunks, stream_head, until, whole
 from tests.routing.virtual import in_shifted_time, let_pass
 
 EVENT = b'data: {"choices":[{"delta":{"content":"hi"}}]}\n\n'
@@ -74,6 +76,115 @@ def test_f39_each_timer_is_its_own_and_documented() -> None:
         silent = late(now=100, sent_at=90, asked_at=90, heard_at=None)
         paused = late(now=100, sent_at=90, asked_at=90, heard_at=91)
         assert (bool(silent), bool(paused)) == (name != "between_bytes", name != "first_byte"), name
+
+
+# -- what is idle between client and router ---------------------------------------------------------------------------
+
+
+async def idle_proxy(stage: Stage, seconds: float) -> int:
+    """A proxy that cuts what says nothing for so long; its port."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        wire = await stage.open()
+        wire.send(await reader.readuntil(b"\r\n\r\n") + await reader.readexactly(len(json.dumps(STREAM))))
+        with contextlib.suppress(TimeoutError, ConnectionError):
+            while data := await asyncio.wait_for(wire.reader.read(2**16), seconds):
+                writer.write(data)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    stage.servers.append(server)
+    return int(server.sockets[0].getsockname()[1])
+
+
+STREAM = CHAT | {"stream": True}
+
+
+@pytest.mark.parametrize("said", [b"", chunk(EVENT)], ids=["prefill", "pause"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+def test_row_46_five_silent_minutes_of_a_stream_survive_a_proxy_that_cuts_after_one(path: str, said: bytes) -> None:
+    """Once its head may be sent, a silent stream gets a comment every 15 s; clients pass over comments."""
+
+    async def test() -> None:
+        go = asyncio.Event()
+
+        async def script(heard: Heard, writer: asyncio.StreamWriter) -> None:
+            writer.write(stream_head() + said)
+            await go.wait()
+            writer.write(chunk(EVENT) + DONE)
+
+        async with Stage() as stage:
+            engine = await stage.engine(script)
+            reader, writer = await asyncio.open_connection("127.0.0.1", await idle_proxy(stage, 60))
+            head = [f"POST {path} HTTP/1.1", "Host: x", f"X-API-Key: {stage.key}"]
+            data = json.dumps(STREAM).encode()
+            writer.write("\r\n".join([*head, f"Content-Length: {len(data)}", "", ""]).encode() + data)
+            await until(lambda: engine.heard, "the request")
+            await let_pass(300)
+            go.set()
+            await reader.readuntil(b"\r\n\r\n")
+            body = await asyncio.wait_for(chunks(reader), 60)
+            assert body.replace(b":\n\n", b"") == said[said.find(b"data") : -2] + EVENT + b"data: [DONE]\n\n"
+            assert 300 / 15 - 3 <= body.count(b":\n\n") <= 300 / 15
+            writer.close()
+            await until(lambda: stage.usage, "the usage row")
+            assert stage.usage[0]["completed"]
+
+    in_shifted_time(test())
+
+
+def test_row_46_an_event_that_is_half_said_is_not_torn() -> None:
+    async def test() -> None:
+        go = asyncio.Event()
+
+        async def script(heard: Heard, writer: asyncio.StreamWriter) -> None:
+            writer.write(stream_head() + chunk(EVENT[:20]))
+            await go.wait()
+            writer.write(chunk(EVENT[20:]) + DONE)
+
+        async with Stage() as stage:
+            engine = await stage.engine(script)
+            wire = await stage.open()
+            wire.post(STREAM | {"stream_options": {"include_usage": True}})
+            await until(lambda: engine.heard, "the request")
+            await let_pass(60)
+            go.set()
+            assert (await wire.answer())[2] == EVENT + b"data: [DONE]\n\n"
+
+    in_shifted_time(test())
+
+
+@pytest.mark.parametrize("how", ["streamed", "whole"])
+def test_row_47_a_client_that_takes_nothing_for_two_minutes_loses_its_place(how: str) -> None:
+    """And one that takes a little now and then does not."""
+
+    async def test() -> None:
+        size = 2**24
+
+        async def script(heard: Heard, writer: asyncio.StreamWriter) -> None:
+            event = b"data: " + bytes(size) + b"\n\n"
+            writer.write(stream_head() + chunk(event) if how == "streamed" else whole(bytes(size)))
+
+        async with Stage() as stage:
+            engine, loop = await stage.engine(script), asyncio.get_running_loop()
+            with socket.create_connection(("127.0.0.1", stage.port)) as client:  # which reads when it is told to
+                client.setblocking(False)
+                data = json.dumps(CHAT | {"stream": how == "streamed"}).encode()
+                head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {stage.key}\r\n"
+                client.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+                await until(lambda: engine.heard, "the request")
+                for _ in range(4):
+                    await let_pass(100)
+                    assert stage.router.clients
+                    got = 0
+                    while got < size // 8:
+                        got += len(await loop.sock_recv(client, 2**16))
+                await let_pass(130)
+                await until(lambda: not stage.router.clients, "its end")
+            await until(lambda: stage.usage, "the usage row")
+            assert (stage.usage[0]["completed"], stage.router.loads["e0"].outstanding) == (False, 0)
+
+    in_shifted_time(test())
 
 
 # -- F48: taking one replica out -----------------------------------------------------------------------------------

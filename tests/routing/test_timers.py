@@ -148,7 +148,7 @@ async def test_a_pause_in_a_stream_is_an_error_event(path: str) -> None:
         error = json.loads(event.partition(b"data: ")[2].partition(b"\n\n")[0])
         if path == "/v1/messages":
             assert b"event: error\n" in event
-            assert (error["type"], error["error"]["type"]) == ("error", "api_error")
+            assert (error["type"], error["error"]["type"]) == ("error", "timeout_error")
         else:
             assert error["error"]["type"] == "server_error"
         assert not heard.endswith(b"0\r\n\r\n")
