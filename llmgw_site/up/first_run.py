@@ -11,6 +11,7 @@ import yaml
 
 DEMO_NAME = "smollm2"
 ECHO_NAME = "echo"
+DEMO_NAMES = (DEMO_NAME, ECHO_NAME)
 
 
 def kept_secret(path: Path, length: int) -> str:
@@ -41,20 +42,27 @@ def make_admin() -> str | None:
     return password
 
 
-def make_key(path: Path) -> tuple[str, bool]:
-    """The demo's API key and whether it is new. Kept in a 0600 file so that the printed curl line works again."""
+def make_key(name: str, path: Path, *, may_manage: bool = False) -> tuple[str, bool]:
+    """The API key of that name and whether it is new. Kept in a 0600 file, so that what uses it works again."""
     from routing.keys import new_key
     from routing.models import ApiKey
 
-    if path.is_file() and ApiKey.objects.filter(name="first", revoked_at__isnull=True).exists():
+    if path.is_file() and ApiKey.objects.filter(name=name, revoked_at__isnull=True).exists():
         return path.read_text(encoding="utf-8").strip(), False
     text, prefix, sha256 = new_key()
     ApiKey.objects.update_or_create(
-        name="first", defaults={"prefix": prefix, "sha256": sha256, "may_manage": True, "revoked_at": None}
+        name=name, defaults={"prefix": prefix, "sha256": sha256, "may_manage": may_manage, "revoked_at": None}
     )
     path.unlink(missing_ok=True)
     _write_private(path, text)
     return text, True
+
+
+def may_manage(name: str) -> bool:
+    """Whether the key of that name changes fleets, too: one that was made so, here or in an earlier version."""
+    from routing.models import ApiKey
+
+    return ApiKey.objects.filter(name=name, may_manage=True).exists()
 
 
 def demo_model() -> Path | None:

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from llmgw_site.up import demo
 from tests.e2e.harness import OURS, ROOT, content, wait_for
 from tests.support.ports import free_port
 
@@ -79,7 +81,7 @@ class Up:
         return found
 
     def api(self, path: str) -> Any:
-        key = (self.state / "first_key").read_text().strip()
+        key = (self.state / "manage_key").read_text().strip()
         request = urllib.request.Request(
             f"http://{self.web}/api/v1/{path}/", headers={"Authorization": f"Bearer {key}"}
         )
@@ -151,6 +153,44 @@ def test_a_crashed_child_comes_back_and_is_named(plain: Up) -> None:
     os.kill(pid, signal.SIGKILL)
     assert "it starts again" in plain.said("web ended with code -9")
     wait_for(lambda: urllib.request.urlopen(f"http://{plain.web}/healthz", timeout=2).status == 200, "the web process")
+
+
+def test_the_printed_key_asks_models_and_changes_no_fleet(plain: Up) -> None:
+    key, rest = plain.said("key:").split(" ", 1)
+    assert "for the router's clients" in rest
+    assert "which may change the fleet" in plain.said("        the REST API's key")
+    request = urllib.request.Request(f"http://{plain.web}/api/v1/nodes/", headers={"Authorization": f"Bearer {key}"})
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(request, timeout=10)
+    assert plain.api("nodes") == []
+
+
+def test_without_the_demo_s_model_everything_else_runs(tmp_path: Path, runs: list[Up]) -> None:
+    (tmp_path / "state").mkdir()
+    file = tmp_path / "catalog.yaml"
+    file.write_text("models: [{name: outside, endpoints: ['http://127.0.0.1:9']}]")
+    for words in (["migrate", "-v0"], ["catalog", "apply", str(file)]):
+        argv = [sys.executable, "manage.py", *words]
+        subprocess.run(argv, cwd=ROOT, env=clean_env(tmp_path / "state"), check=True, capture_output=True, timeout=60)
+    up = Up(tmp_path)
+    runs.append(up)
+    up.said("Ctrl-C")
+    assert "not in the catalog" in up.said("model:")
+    assert "answer:" not in up.output.read_text()
+    wait_for(lambda: [node["name"] for node in up.api("nodes")] == ["local"], "the agent")
+    up.interrupt()
+
+
+def test_a_first_answer_that_does_not_come_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo, "ANSWER_SECONDS", 0.2)
+    looks: list[int] = []
+    demo.tell_first_answer("m", f"127.0.0.1:{free_port()}", "key", Path("/logs"), lambda: looks.append(1))
+    said = capsys.readouterr().out
+    assert "answer: none came within 0.2 s: `manage.py explain m` says why" in said
+    assert "try:    curl -N" in said
+    assert looks
 
 
 def test_two_runs_never_share_a_state_folder(plain: Up) -> None:

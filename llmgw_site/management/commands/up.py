@@ -2,13 +2,11 @@
 
 import argparse
 import fcntl
-import json
 import os
 import signal
 import socket
 import sys
 import time
-import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -17,12 +15,10 @@ from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 
-from llmgw_site.up import first_run
+from llmgw_site.up import demo, first_run
 from llmgw_site.up.bus import NoBus, private_folder, server_argv, socket_path
 from llmgw_site.up.children import Child, Children, say
 from llmgw_site.up.web import daphne_argv
-
-ANSWER_SECONDS = 120.0
 
 
 class Command(BaseCommand):
@@ -50,14 +46,14 @@ class Command(BaseCommand):
                 _start_bus(children, state, env)
             call_command("migrate", verbosity=0, interactive=False)
             password = first_run.make_admin()
-            key, new = first_run.make_key(state / "first_key")
+            key, new = first_run.make_key("first", state / "first_key")
+            first_run.make_key("first-manage", state / "manage_key", may_manage=True)
             _start(children, state, env, options)
             _wait(children, lambda: _ok(f"http://{options['web']}/healthz"), "the web process", state)
             say(f"admin:  http://{web[0]}:{web[1]}/admin/")
             if password:
                 say(f"        user admin, password {password}   (shown once)")
-            if new:
-                say(f"key:    {key}   (shown once; kept in {state / 'first_key'})")
+            _tell_keys(state, key if new else "")
             if not options["no_demo"]:
                 self._demo(children, state, env, f"ws://127.0.0.1:{web[1]}", options["router"], key)
             say("Ctrl-C stops everything.")
@@ -75,33 +71,24 @@ class Command(BaseCommand):
             os.close(lock)
 
     def _demo(self, children: Children, state: Path, env: dict[str, str], server: str, router: str, key: str) -> None:
-        from fleet.models import CatalogModel
-        from fleet.services import catalog
-
-        model = first_run.demo_model()
-        if not CatalogModel.objects.exists():
-            catalog.save_entry(catalog.read_entry(first_run.demo_entry(model)), actor="up")
-        name = "default"
-        if model is None:
-            say("model:  the packages of the demo model are not installed, so the echo engine answers: it has no model")
-        else:
-            say(f"model:  {model.name} on this machine's CPU")
+        name = demo.add_model()
         path = state / "agent.yaml"
         agent_dir = state / "agent"
         first_run.write_agent_file(path, server=server, state_dir=agent_dir, secret_file=state / "join_secret")
         argv = [sys.executable, "-m", "agent_client", "--config", str(path), "run", "--stop-engines"]
         children.start(Child(name="agent", argv=argv, env=env, log=state / "logs/agent.log", stop_seconds=20))
-        asked = {
-            "model": name,
-            "stream": True,
-            "max_tokens": 60,
-            "temperature": 0,  # the likeliest words: a model this small wanders otherwise
-            "messages": [{"role": "user", "content": "What is a GPU?"}],
-        }
-        text = _wait(children, lambda: _ask(router, key, asked), "the first answer", state, ANSWER_SECONDS)
-        say(f"answer: {text}")
-        body = json.dumps(asked)
-        say(f"try:    curl -N http://{router}/v1/chat/completions -H 'Authorization: Bearer {key}' -d '{body}'")
+        if name is None:
+            say("model:  the demo's is not in the catalog, so there is no first answer; the agent runs what is there")
+        else:
+            demo.tell_first_answer(name, router, key, state / "logs", children.look)
+
+
+def _tell_keys(state: Path, new_key: str) -> None:
+    if new_key:
+        say(f"key:    {new_key}   (for the router's clients; shown once; kept in {state / 'first_key'})")
+    if first_run.may_manage("first"):
+        say("        WARNING: the key `first` may also change the fleet; the admin's Keys take that away")
+    say(f"        the REST API's key, which may change the fleet, is in {state / 'manage_key'}")
 
 
 def _only_one(state: Path) -> int:
@@ -189,22 +176,3 @@ def _ok(url: str) -> bool:
             return bool(answer.status == 200)
     except OSError:
         return False
-
-
-def _ask(router: str, key: str, asked: dict[str, Any]) -> str:
-    """The words of a streamed answer, or nothing while the model is not ready."""
-    request = urllib.request.Request(
-        f"http://{router}/v1/chat/completions",
-        data=json.dumps(asked).encode(),
-        headers={"Authorization": f"Bearer {key}", "Content-Type": "application/json"},
-    )
-    words = []
-    try:
-        with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310  (an http URL of our own)
-            for line in answer:
-                if line.startswith(b"data: {"):
-                    choices = json.loads(line[6:]).get("choices") or [{}]
-                    words.append(choices[0].get("delta", {}).get("content") or "")
-    except (OSError, ValueError):
-        return ""
-    return "".join(words).strip()
