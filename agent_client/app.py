@@ -20,7 +20,7 @@ from agent_client.installed import Installed
 from agent_client.launching import base_environment, read_secrets
 from agent_client.ledger import Ledger
 from agent_client.link import Link
-from agent_client.profile import Profile, ProfileError, parse_profile
+from agent_client.profile import Profile, ProfileError, Refusal, parse_profile
 from agent_client.protocol.messages import (
     PROTOCOL_VERSION,
     Ack,
@@ -257,7 +257,7 @@ class Agent:
 
     # -- hardware -----------------------------------------------------------------------------------------------------
 
-    def _preflight(self, profile: Profile, spec: ShardSpec, replaces: str = "") -> tuple[str, str, str] | None:
+    def _preflight(self, profile: Profile, spec: ShardSpec, replaces: str = "") -> Refusal | None:
         """In a thread. Cards are looked at anew: a stranger may have come since placement was told of them."""
         inventory = self._watch.look() if spec.gpus else self._watch.inventory
         data = inventory.to_json() if inventory else {}
@@ -306,10 +306,12 @@ class Agent:
             profile = parse_profile(message.spec.profile)
         except ProfileError as error:
             return Checked(check=message.check, code=FailureCode.INVALID_PROFILE.value, detail=str(error))
-        code, detail, hint = await self._foresee(profile, message.spec, message.replaces) or ("", "", "")
-        return Checked(check=message.check, code=code, detail=detail, hint=hint)
+        refusal = await self._foresee(profile, message.spec, message.replaces)
+        if refusal is None:
+            return Checked(check=message.check)
+        return Checked(check=message.check, code=refusal.code, detail=refusal.detail, hint=refusal.hint)
 
-    async def _foresee(self, profile: Profile, spec: ShardSpec, replaces: str) -> tuple[str, str, str] | None:
+    async def _foresee(self, profile: Profile, spec: ShardSpec, replaces: str) -> Refusal | None:
         """What would stand against it, if what the shard that it replaces holds were free.
 
         That one runs on meanwhile, so the installed engine has the time to tell of its options.

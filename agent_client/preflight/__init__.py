@@ -17,12 +17,10 @@ from agent_client.preflight import cards, models, node, programs
 from agent_client.preflight.cards import sick as sick_card
 from agent_client.preflight.ports import Ports
 from agent_client.preflight.programs import ask_engines, available_engines, command_for
-from agent_client.profile import Problem, Profile
+from agent_client.profile import Problem, Profile, Refusal
 from agent_client.profile.memory import MemoryEstimate
 from agent_client.protocol.messages import ShardSpec
 from agent_client.protocol.states import FailureCode
-
-_TOLD = 3  # of several problems, in one sentence for people
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,14 +32,8 @@ class Checked:
     estimate: MemoryEstimate
 
     @property
-    def refusal(self) -> tuple[str, str, str] | None:
-        """Code of the first problem, the sentences, and the first hint; None when nothing stands against it."""
-        if not self.problems:
-            return None
-        first, *others = self.problems
-        texts = [problem.text for problem in (first, *others[: _TOLD - 1])]
-        more = [f"and {len(others) - _TOLD + 1} more"] if len(others) >= _TOLD else []
-        return first.code, "; ".join((*texts, *more)), first.hint
+    def refusal(self) -> Refusal | None:
+        return Refusal(problems=self.problems) if self.problems else None
 
 
 def check(

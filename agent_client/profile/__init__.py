@@ -9,7 +9,7 @@ from agent_client.profile.catalog import (
     parse_catalog,
     parse_entry,
 )
-from agent_client.profile.problems import Problem, ProfileError
+from agent_client.profile.problems import Problem, ProfileError, Refusal
 from agent_client.profile.profile import Arrangement, EngineKind, NvlinkRule, Profile, SecretRef, parse_profile
 from agent_client.profile.routing import EngineTimers, Routing
 
@@ -25,6 +25,7 @@ __all__ = [
     "Problem",
     "Profile",
     "ProfileError",
+    "Refusal",
     "Routing",
     "SecretRef",
     "StaticEndpoint",

@@ -22,6 +22,29 @@ class Problem:
         return f"{self.text}; {self.hint}" if self.hint else self.text
 
 
+_TOLD = 3  # of several problems, in one sentence for people
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why something is not started: all that stands against it, the most decisive first; one at least."""
+
+    problems: tuple[Problem, ...]
+
+    @property
+    def code(self) -> str:
+        return self.problems[0].code
+
+    @property
+    def detail(self) -> str:
+        told, left = self.problems[:_TOLD], len(self.problems[_TOLD:])
+        return "; ".join([*(problem.text for problem in told), *([f"and {left} more"] if left else [])])
+
+    @property
+    def hint(self) -> str:
+        return self.problems[0].hint
+
+
 class ProfileError(ValueError):
     """cannot use the data; `problems` lists everything that is wrong with it."""
 

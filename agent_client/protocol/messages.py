@@ -39,7 +39,7 @@ class ShardReport:
     running: int | None = None  # requests in the engine
     waiting: int | None = None
     stalled_seconds: float | None = None  # for so long a ready engine that owes an answer gave no sign of life
-    record: Mapping[str, Any] | None = None  # of a failed attempt: command, environment, versions, cards, first lines
+    record: Mapping[str, Any] | None = None  # of a failed attempt: command, cards, …; of a refused one: problems
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,11 @@ from agent_client.engines import Launch, PlanError, internal_ports, plan
 from agent_client.launching import launch_spec, no_ports
 from agent_client.ledger import Entry
 from agent_client.machine import Failure
+from agent_client.profile import Refusal
 from agent_client.protocol.codec import plain_part
 from agent_client.protocol.states import FailureCode
 from agent_client.supervisor.attempt import Held
+from agent_client.supervisor.explaining import refuse
 from agent_client.supervisor.ground import Ground
 
 
@@ -26,8 +28,7 @@ def choose(ground: Ground, held: Held) -> Launch | Failure:
         command = ground.tools.command(held.profile)
         launch = plan(launch_spec(ground.config, spec, held.profile, ports=ports, command=command))
     except PlanError as error:
-        first = error.problems[0]
-        return Failure(code=first.code, detail=str(error), hint=first.hint)
+        return refuse(ground, held, Refusal(problems=error.problems))
     address = f"[{ground.config.mgmt_addr}]" if ":" in ground.config.mgmt_addr else ground.config.mgmt_addr
     entry = Entry(
         shard=held.shard,

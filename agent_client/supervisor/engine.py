@@ -13,13 +13,13 @@ from pathlib import Path
 from agent_client.engines.phases import farthest
 from agent_client.launching import base_environment
 from agent_client.machine import Attempt, Failure, Shard, Why, effects, events, step, wake_at
-from agent_client.profile import Profile
+from agent_client.profile import Profile, Refusal
 from agent_client.protocol.messages import ShardReport
 from agent_client.protocol.states import FailureCode, ShardState
 from agent_client.supervisor import cgroup, output, processes
 from agent_client.supervisor.attempt import Held, limits, spawn
 from agent_client.supervisor.choosing import choose
-from agent_client.supervisor.explaining import explain
+from agent_client.supervisor.explaining import explain, refuse
 from agent_client.supervisor.ground import Ground
 
 log = logging.getLogger(__name__)
@@ -146,16 +146,19 @@ class Engine:
         await self._until_alone(held)
         if held.profile.from_hub and not await self._fetched(held):
             return
-        refused = await asyncio.to_thread(self._ground.tools.preflight, held.profile, held.spec)
-        self.feed(events.Checked(epoch=held.epoch, refused=_failure(refused)))
+        refusal = await asyncio.to_thread(self._ground.tools.preflight, held.profile, held.spec)
+        self.feed(events.Checked(epoch=held.epoch, refused=await self._refused(held, refusal)))
+
+    async def _refused(self, held: Held, refusal: Refusal | None) -> Failure | None:
+        return None if refusal is None else await asyncio.to_thread(refuse, self._ground, held, refusal)
 
     async def _foresee(self, held: Held) -> None:
         """A refused order leaves no attempt behind, but older ones are refused from now on as after any other."""
-        refused = await self._ground.tools.foresee(held.profile, held.spec, held.shard)
-        if refused is not None:
+        refusal = await self._ground.tools.foresee(held.profile, held.spec, held.shard)
+        if refusal is not None:
             with contextlib.suppress(OSError):
                 await asyncio.to_thread(self._ground.ledger.see, held.shard, held.epoch)
-        self.feed(events.Foreseen(epoch=held.epoch, refused=_failure(refused)))
+        self.feed(events.Foreseen(epoch=held.epoch, refused=await self._refused(held, refusal)))
 
     async def _fetched(self, held: Held) -> bool:
         """Bring the model here, as long as it is wanted; False when it is not to go on."""
@@ -370,7 +373,3 @@ class Engine:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _failure(refused: tuple[str, str, str] | None) -> Failure | None:
-    return Failure(code=refused[0], detail=refused[1], hint=refused[2]) if refused else None

@@ -3,12 +3,13 @@
 import json
 import re
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from agent_client.engines.diagnosis import UNKNOWN, Diagnosis, ExitCause, bare, diagnose, exception_line
 from agent_client.machine import Failure
+from agent_client.profile import Problem
 from agent_client.protocol.states import FailureCode
 
 TAIL_LINES = 40
@@ -16,7 +17,8 @@ HEAD_LINES = 40
 HEAD_BYTES = 16_384
 RECORD_LINE = 1_000
 #: Bytes in a frame: all shards of a node report together, and a frame holds 1 MiB.
-TAIL_TOLD, HEAD_TOLD = 32_768, 8_192
+TAIL_TOLD, HEAD_TOLD, PROBLEMS_TOLD = 32_768, 8_192, 16_384
+MOST_PROBLEMS = 30
 TAIL_BYTES = 65_536
 LINE_LONGEST = 16_384
 LINE_TOLD = 300
@@ -127,6 +129,22 @@ def fitting(lines: Sequence[str], most_bytes: int) -> tuple[str, ...]:
             break
         kept.append(told)
     return tuple(reversed(kept))
+
+
+def problems_told(problems: Sequence[Problem], secrets: Collection[str]) -> list[dict[str, str]]:
+    """Those of a refusal as `validate --json` gives them, as many as fit; the last line counts what did not."""
+    told: list[dict[str, str]] = []
+    room = PROBLEMS_TOLD
+    for problem in problems[:MOST_PROBLEMS]:
+        text, hint = (line[:RECORD_LINE] for line in redacted([problem.text, problem.hint], secrets))
+        each = {"code": problem.code, "text": text, "hint": hint}
+        room -= len(json.dumps(each))
+        if room < 0:
+            break
+        told.append(each)
+    if left := len(problems) - len(told):
+        told.append({"code": "more", "text": f"and {left} more", "hint": "`validate` on the node tells all of them"})
+    return told
 
 
 def attempt_record(

@@ -1,9 +1,12 @@
-"""Why an engine failed, out of what it wrote and what the node knows; keeps tail and record. Blocks: for a thread."""
+"""Why an engine failed, out of what it wrote and what the node knows, or why it was not started; keeps tail and record.
+Blocks: for a thread.
+"""
 
 from pathlib import Path
 
 from agent_client.launching import read_secrets
 from agent_client.machine import Failure, Why
+from agent_client.profile import Refusal
 from agent_client.supervisor import cgroup, evidence
 from agent_client.supervisor.attempt import Held
 from agent_client.supervisor.ground import Ground
@@ -45,6 +48,15 @@ def explain(ground: Ground, held: Held, why: Why, seconds: float, until: int | N
         )
     card = tools.sick_card(held.spec)
     return failure if card is None else evidence.of_card(replica, failure, *card)
+
+
+def refuse(ground: Ground, held: Held, refusal: Refusal) -> Failure:
+    """One sentence for the list; all that stands against it in the record."""
+    secrets = _secrets(ground, held)
+    held.record = {"problems": evidence.problems_told(refusal.problems, secrets)}
+    (detail,) = evidence.redacted([refusal.detail], secrets)
+    (hint,) = evidence.redacted([refusal.hint], secrets)
+    return Failure(code=refusal.code, detail=detail, hint=hint)
 
 
 def _oom_killed(held: Held, ground: Ground) -> bool:

@@ -9,7 +9,7 @@ from agent_client.config import AgentConfig
 from agent_client.engines import Readiness
 from agent_client.ledger import Ledger
 from agent_client.machine import Limits
-from agent_client.profile import Profile
+from agent_client.profile import Profile, Refusal
 from agent_client.protocol.messages import ShardReport, ShardSpec
 from agent_client.supervisor import cgroup, processes
 
@@ -59,9 +59,9 @@ def _no_cgroups(mark: str) -> None:
 class NodeTools:
     """What the supervisor needs of its siblings. Those that aren't coroutines may block and run in threads."""
 
-    preflight: Callable[[Profile, ShardSpec], tuple[str, str, str] | None]  # code, sentence, hint
+    preflight: Callable[[Profile, ShardSpec], Refusal | None]
     #: The same ahead of time: as if what the named shard holds were free. It may take a while.
-    foresee: Callable[[Profile, ShardSpec, str], Awaitable[tuple[str, str, str] | None]] = _nothing_foreseen
+    foresee: Callable[[Profile, ShardSpec, str], Awaitable[Refusal | None]] = _nothing_foreseen
     command: Callable[[Profile], tuple[str, ...]]
     free_ports: Callable[[set[int], int], range | None]  # that many in a row, none of those taken
     probe: Callable[[str, Readiness, str, str | None], Awaitable[bool]]

@@ -18,7 +18,7 @@ from agent_client.engines import LaunchSpec, PlanError, Readiness, plan
 from agent_client.installed import Installed
 from agent_client.ledger import Entry, Ledger
 from agent_client.machine import Limits
-from agent_client.profile import ProfileError, parse_profile
+from agent_client.profile import ProfileError, Refusal, parse_profile
 from agent_client.protocol.messages import DesiredShard, ShardReport, ShardSpec
 from agent_client.protocol.states import FailureCode, ShardState
 from agent_client.supervisor import Figures, NodeTools, OrderRefused, Supervisor, processes
@@ -163,7 +163,7 @@ class Node:
             found = await asyncio.to_thread(probes.load, endpoint, key=key)
             return Figures(running=found.running, waiting=found.waiting, moving=found.moving)
 
-        def check(profile: Any, spec: Any) -> tuple[str, str, str] | None:
+        def check(profile: Any, spec: Any) -> Refusal | None:
             return preflight.check(self.config, profile, spec, {}, ()).refusal
 
         self.supervisor = Supervisor(
@@ -264,7 +264,7 @@ async def test_older_orders_are_refused_and_newer_ones_replace(node: Node) -> No
 
 
 async def test_a_refused_replacement_leaves_the_older_engine_running(node: Node) -> None:
-    async def foresee(profile: Any, spec: ShardSpec, replaces: str) -> tuple[str, str, str] | None:
+    async def foresee(profile: Any, spec: ShardSpec, replaces: str) -> Refusal | None:
         assert replaces == "uid/0"
         known = Installed(run=lambda argv, seconds: None, folder=None)
         return preflight.check(node.config, profile, spec, {}, (), installed=known).refusal
@@ -349,8 +349,16 @@ def test_the_cards_are_looked_at_anew_just_before_a_launch(tmp_path: Path, monke
     assert agent._preflight(parse_profile(profile), spec) is None
     stranger = {"pid": 4242, "name": "python", "memory_mib": 70000, "foreign": True}
     looks.append(Inventory(data={"gpus": [{**card, "processes": [stranger], "memory_used_mib": 70004}]}))
-    code, text, _ = agent._preflight(parse_profile(profile), spec) or ("", "", "")
-    assert (code, text) == ("gpu_busy", "cannot start m/1: GPU 1 (GPU-1) is used by python (pid 4242)")
+    refusal = agent._preflight(parse_profile(profile), spec)
+    assert refusal is not None
+    assert (refusal.code, refusal.detail) == (
+        "gpu_busy",
+        "cannot start m/1: GPU 1 (GPU-1) is used by python (pid 4242)",
+    )
     looks.append(Inventory(data={"gpus": [{**card, "memory_used_mib": 70004}]}))
-    code, text, _ = agent._preflight(parse_profile(profile), spec) or ("", "", "")
-    assert (code, text) == ("gpu_busy", "cannot start m/1: GPU 1 (GPU-1) has 11555 MiB free, 73403 MiB needed")
+    refusal = agent._preflight(parse_profile(profile), spec)
+    assert refusal is not None
+    assert (refusal.code, refusal.detail) == (
+        "gpu_busy",
+        "cannot start m/1: GPU 1 (GPU-1) has 11555 MiB free, 73403 MiB needed",
+    )

@@ -1,6 +1,7 @@
 """A failed engine's report: the cause out of its output, the line, a hint, and no secret."""
 
 import dataclasses
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +11,18 @@ import pytest
 
 from agent_client import config
 from agent_client.engines.causes import NODE_LOCAL_CAUSES
-from agent_client.profile import EngineKind
+from agent_client.profile import EngineKind, Problem
+from agent_client.protocol.codec import encode
+from agent_client.protocol.messages import ShardStatus
 from agent_client.protocol.states import FailureCode, ShardState
-from agent_client.supervisor.evidence import failure_of_exit, failure_of_start, read_output, redacted, rotated
+from agent_client.supervisor.evidence import (
+    failure_of_exit,
+    failure_of_start,
+    problems_told,
+    read_output,
+    redacted,
+    rotated,
+)
 from tests.agent.test_agent import Node, order
 
 SAMPLES = Path(__file__).parents[1] / "engines" / "data" / "failures"
@@ -49,6 +59,41 @@ async def test_the_report_of_a_failed_engine_names_cause_line_and_hint(fail: Fai
     assert report.exit_code == 1
     assert len(report.tail) == 40
     assert report.tail[-1] == NOISE
+
+
+async def test_a_refusal_lists_all_that_stands_against_it_and_no_secret(tmp_path: Path) -> None:
+    (tmp_path / "hub-token").write_text("hf_canary_of_the_node\n")
+    node = Node(tmp_path / "state")
+    engines = {EngineKind.VLLM: config.EnginePolicy(command=("/bin/false",))}
+    policy = dataclasses.replace(node.config.policy, engines=engines)
+    node.config = dataclasses.replace(node.config, policy=policy, secrets={"hub": tmp_path / "hub-token"})
+    node.again()
+    words = ["--port", "1", "--host=x", "--api-key=CANARY"]
+    await node.supervisor.start(order(engine="vllm", extra_args=words, model="/no/hf_canary_of_the_node"))
+    report = await node.until(ShardState.FAILED)
+    await node.supervisor.close(stop_engines=True)
+    assert report.record
+    problems = report.record["problems"]
+    assert {problem["code"] for problem in problems} >= {"flag_owned", "model_missing"}
+    assert len(problems) > 2
+    assert all(problem.keys() == {"code", "text", "hint"} for problem in problems)
+    assert problems[0]["text"] in report.detail
+    whole = encode(ShardStatus(report=report), seq=1)
+    assert "/no/(secret)" in whole
+    assert "canary" not in whole.lower()
+
+
+def test_many_long_problems_of_a_refusal_are_bounded_and_counted() -> None:
+    def problems(count: int, text: str) -> list[Problem]:
+        return [Problem(code=f"c{number}", field="f", text=text, hint="h") for number in range(count)]
+
+    told = problems_told(problems(500, "é" * 100_000), ())
+    assert len(json.dumps(told)) < 20_000
+    assert told[-1]["text"] == f"and {500 - len(told) + 1} more"
+    assert [each["code"] for each in problems_told(problems(3, "short"), ())] == ["c0", "c1", "c2"]
+    assert len(problems_told(problems(31, "short"), ())) == 31
+    cut = problems_told(problems(1, "x" * 995 + "top-secret-word"), ["top-secret-word"])
+    assert "top-" not in cut[0]["text"]  # hidden before it is cut
 
 
 async def test_exit_0_of_an_engine_whose_core_was_killed_is_a_failure(fail: Fail) -> None:

@@ -141,11 +141,10 @@ def test_several_reasons_are_one_sentence_with_the_first_ones_code(machine: Mach
     machine.inventory["gpus"] = [card(processes=[{"pid": 5, "name": "jupyter"}])]
     refusal = machine.check(model=str(tmp_path / "m"), max_model_len=9999, dtype="bf16").refusal
     assert refusal is not None
-    code, text, hint = refusal
-    assert code == "gpu_busy"
-    assert "jupyter (pid 5); cannot run" in text
-    assert "9999 is above the model's 2048" in text
-    assert hint
+    assert refusal.code == "gpu_busy"
+    assert "jupyter (pid 5); cannot run" in refusal.detail
+    assert "9999 is above the model's 2048" in refusal.detail
+    assert refusal.hint
 
 
 def test_arguments_say_that_weights_or_tokenizer_come_from_elsewhere(machine: Machine, tmp_path: Path) -> None:
@@ -202,7 +201,9 @@ def test_two_agents_on_one_machine_begin_at_different_ports_and_use_the_whole_ra
 
 def test_an_order_that_does_not_fit_reaches_the_control_plane_as_code_sentence_and_hint(machine: Machine) -> None:
     machine.inventory = {"gpus": []}
-    assert machine.check().refusal == (
+    refusal = machine.check().refusal
+    assert refusal is not None
+    assert (refusal.code, refusal.detail, refusal.hint) == (
         "gpu_missing",
         "cannot start m/1: GPU GPU-1 is not in this node's inventory",
         "run `inventory`",
