@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import yaml
+from agent_client.yaml_text import UnreadableYaml, read_yaml
 
 DEFAULT_SERVER = "ws://127.0.0.1:8000"
 DEFAULT_PORTS = range(20000, 21000)  # below Linux's ephemeral range, 32768 to 60999
@@ -207,10 +207,10 @@ def _read_file(path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = read_yaml(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}; give an existing file with --config") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except UnreadableYaml as error:
         raise ConfigError(f"cannot read {path} as YAML: {error}") from None
     if data is not None and not isinstance(data, dict):
         raise ConfigError(f"cannot use {path}: keys and values are needed, such as `server: wss://llmgw.example.com`")

@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from agent_client import fit
 from agent_client.config import AgentConfig
 from agent_client.engines import Launch
@@ -19,6 +17,7 @@ from agent_client.installed import Installed
 from agent_client.ledger import Ledger
 from agent_client.profile import Problem, ProfileError, parse_profile
 from agent_client.profile.memory import GIB, MemoryEstimate
+from agent_client.yaml_text import read_yaml
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +42,7 @@ def run(args: argparse.Namespace, config: AgentConfig) -> int:
 
 def _checked(args: argparse.Namespace, config: AgentConfig) -> dict[str, Any]:
     hint = "give a YAML file with keys and values, such as `engine: vllm`"
-    data = _read(args.profile, yaml.safe_load, hint)
+    data = _read(args.profile, read_yaml, hint)
     entry = data if isinstance(data, dict) and "profile" in data else {"profile": data}
     profile = parse_profile(entry["profile"])
     found = fit.check(
@@ -69,18 +68,18 @@ def _inventory(args: argparse.Namespace, config: AgentConfig) -> Mapping[str, An
     return discover(DiscoveryOptions(**config.of_hardware(), owned_pids=lambda: pids)).to_json()
 
 
-def _inventory_of(text: str) -> dict[str, Any]:
+def _inventory_of(text: bytes) -> dict[str, Any]:
     data = json.loads(text)
     if not isinstance(data, dict) or "gpus" not in data:
         raise ValueError("it is no inventory")
     return data
 
 
-def _read(path: str, parse: Callable[[str], Any], hint: str) -> Any:
+def _read(path: str, parse: Callable[[bytes], Any], hint: str) -> Any:
     """Raises ProfileError, which names the file."""
     try:
-        return parse(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        return parse(Path(path).read_bytes())
+    except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         problem = Problem(code="unreadable", field="", text=f"cannot read {path}: {why}", hint=hint)
         raise ProfileError([problem]) from None

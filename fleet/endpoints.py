@@ -10,7 +10,7 @@ from django.db.models.functions import Now
 
 from fleet.domain.states import NodeStatus, ReplicaState, ReplicaWish
 from fleet.doorbell import ROUTES_CHANNEL, ring_routes
-from fleet.models import CatalogModel, Flow, Replica, Shard
+from fleet.models import CatalogModel, Flow, Replica, ServedName, Shard
 
 __all__ = ["ROUTES_CHANNEL", "FlowWord", "hear_flows", "published", "ring_routes"]
 
@@ -62,6 +62,13 @@ def _managed(endpoint: str) -> tuple[str, int, int] | None:
     label, _, attempt = endpoint.rpartition("#")
     name, _, number = label.rpartition("/")
     return (name, int(number), int(attempt)) if number.isdecimal() and attempt.isdecimal() else None
+
+
+def unknown_names(names: Iterable[str]) -> list[str]:
+    """Those by which no model of the catalog can be asked for."""
+    asked = list(dict.fromkeys(names))
+    known = set(ServedName.objects.filter(name__in=asked).values_list("name", flat=True))
+    return [name for name in asked if name not in known]
 
 
 def published() -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from unfold.widgets import UnfoldAdminTextareaWidget
 from fleet.endpoints import ring_routes
 from routing.domain import limits
 from routing.models import ApiKey, Ejection, Usage
-from routing.services import change_key, create_key, revoke_key
+from routing.services import change_key, create_key, not_in_catalog, revoke_key
 
 
 def brief(number: int) -> str:
@@ -103,6 +103,8 @@ class ApiKeyAdmin(ModelAdmin):
 
     def save_model(self, request: HttpRequest, obj: ApiKey, form: Any, change: bool) -> None:
         fields = {name: form.cleaned_data[name] for name in form.cleaned_data if name in form.fields}
+        if warning := not_in_catalog(fields["allowed_models"]):
+            self.message_user(request, warning, messages.WARNING)
         if change:
             change_key(obj, fields)
             return

@@ -12,6 +12,7 @@ from agent_client.profile.catalog import (
 from agent_client.profile.problems import Problem, ProfileError, Refusal
 from agent_client.profile.profile import Arrangement, EngineKind, NvlinkRule, Profile, SecretRef, parse_profile
 from agent_client.profile.routing import EngineTimers, Routing
+from agent_client.yaml_text import UnreadableYaml, read_yaml
 
 __all__ = [
     "KEY_LIMITS",
@@ -29,7 +30,9 @@ __all__ = [
     "Routing",
     "SecretRef",
     "StaticEndpoint",
+    "UnreadableYaml",
     "parse_catalog",
     "parse_entry",
     "parse_profile",
+    "read_yaml",
 ]

@@ -94,6 +94,9 @@ def parse_catalog(data: Any) -> Catalog:
     """Read a whole catalog; raises ProfileError with every problem at once."""
     problems: list[Problem] = []
     given = Fields({} if data is None else data, "catalog", problems)
+    if not given.problems and not given.has("models"):  # a file that was emptied by mistake is no wish for no models
+        hint = "an empty catalog is written `models: []`"
+        given.note("missing", "models", "cannot use the catalog: it has no `models`", hint)
     entries = [_entry(item, f"models[{i}]", problems) for i, item in enumerate(_list(given, "models"))]
     keys = [_key(item, f"keys[{i}]", problems) for i, item in enumerate(_list(given, "keys"))]
     given.refuse_unknown()

@@ -10,10 +10,14 @@ from agent_client.engines import preview
 from agent_client.profile import Entry, Problem, ProfileError, parse_catalog, parse_entry
 from fleet import doorbell
 from fleet.domain.states import ReplicaWish
+from fleet.domain.words import counted
 from fleet.models import CatalogModel, Node, ProfileRevision, Replica, ServedName
 from fleet.services import rollouts
 from fleet.services.errors import FleetError
 from fleet.services.events import record
+
+#: So many models that would be removed are named.
+TOLD_NAMES = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,16 +120,34 @@ def diff_catalog(data: Any) -> tuple[Change, ...]:
     return tuple(changes)
 
 
-def apply_catalog(data: Any, *, actor: str) -> tuple[Change, ...]:
-    """Make the catalog what the file says: add, change, remove."""
+@transaction.atomic
+def apply_catalog(data: Any, *, actor: str, prune: bool = False) -> tuple[Change, ...]:
+    """Make the catalog what the file says, whole or not at all: add, change, and with `prune` remove what it does not
+    name. Without it, where something would have to be removed, nothing changes: FleetError."""
     entries = {entry.name: entry for entry in _entries(data)}
     changes = diff_catalog(data)
+    if not prune:
+        _refuse_removal([change.name for change in changes if change.verb == "remove"])
     for change in sorted(changes, key=lambda each: each.verb != "remove"):  # a removed name may be another's alias now
         if change.verb == "remove":
             delete_model(change.name, actor=actor)
         else:
             save_entry(entries[change.name], actor=actor)
     return changes
+
+
+def _refuse_removal(names: list[str]) -> None:
+    if not names:
+        return
+    live = Replica.objects.filter(model__name__in=names).exclude(attempt=0).count()
+    stopped = f" and end {counted(live, 'replica')}" if live else ""
+    more = f" and {len(names) - TOLD_NAMES} more" if len(names) > TOLD_NAMES else ""
+    raise FleetError(
+        "would_remove",
+        f"cannot apply the catalog: it does not name {', '.join(names[:TOLD_NAMES])}{more}, so it would remove "
+        f"{'them' if len(names) > 1 else 'it'}{stopped}; nothing is changed",
+        "give --prune to remove what the file does not name, or add what is to stay (`catalog export` prints it)",
+    )
 
 
 def export_catalog() -> dict[str, Any]:

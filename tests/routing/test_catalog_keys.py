@@ -28,7 +28,7 @@ def test_a_line_for_a_catalog_file_has_every_limit_and_says_the_same_whatever_th
     options = [f"--{name.replace('_', '-')}=7" for name in given]
     call_command("router_key", "a, b: {c}", "--catalog-entry", "--models=x#1,y", *options, stdout=out)
     text, line = out.getvalue().strip().splitlines()
-    (key,) = parse_catalog({"keys": yaml.safe_load(line)}).keys
+    (key,) = parse_catalog({"models": [], "keys": yaml.safe_load(line)}).keys
     assert (key.name, key.models, key.limits) == ("a, b: {c}", ("x#1", "y"), given)
     (routed,) = parse(feed.document_of_catalog(Catalog(keys=(key,)))).keys.values()
     assert authenticate({routed.prefix: routed}, text.rsplit(" ", 1)[1], datetime.now(UTC)) is routed
@@ -52,3 +52,18 @@ def test_a_limit_that_is_none_is_refused_with_file_and_key(tmp_path: Path, name:
     assert lines[0] == f"cannot use {file}:"
     assert lines[1].strip().startswith(f"cannot use keys[ci].{name} = {wrong!r}: a whole number from 1 to ")
     assert len(lines) == 2
+
+
+@pytest.mark.parametrize("flags", [[], ["--catalog-entry"]])
+@pytest.mark.parametrize("name", ["", "  "])
+def test_a_key_has_a_name(name: str, flags: list[str]) -> None:
+    with pytest.raises(CommandError, match="cannot make the key: it has no name"):
+        call_command("router_key", name, *flags)
+
+
+@pytest.mark.django_db
+def test_a_key_for_models_that_are_not_there_is_made_and_says_so() -> None:
+    out, err = io.StringIO(), io.StringIO()
+    call_command("router_key", "ci", "--models= nosuch, other,nosuch", stdout=out, stderr=err)
+    assert out.getvalue().startswith("llmgw_")
+    assert "no model is called nosuch, other now" in err.getvalue()

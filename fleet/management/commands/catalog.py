@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 from django.core.management.base import BaseCommand, CommandError
 
-from agent_client.profile import ProfileError, parse_catalog
+from agent_client.profile import ProfileError, UnreadableYaml, parse_catalog, read_yaml
 from fleet.services import catalog
 from fleet.services.errors import FleetError
 
@@ -20,6 +20,7 @@ class Command(BaseCommand):
         apply = verbs.add_parser("apply", help="make the catalog what the file says")
         apply.add_argument("file", type=Path)
         apply.add_argument("--dry-run", action="store_true", help="only say what would change")
+        apply.add_argument("--prune", action="store_true", help="also remove the models that the file does not name")
         verbs.add_parser("validate", help="check the file").add_argument("file", type=Path)
         verbs.add_parser("diff", help="what apply would change").add_argument("file", type=Path)
         verbs.add_parser("export", help="print the catalog as a file")
@@ -30,17 +31,16 @@ class Command(BaseCommand):
             return
         path: Path = options["file"]
         try:
-            data = yaml.safe_load(path.read_text(encoding="utf-8"))
+            data = read_yaml(path.read_bytes())
             parsed = parse_catalog(data)
             if options["verb"] == "validate":
                 catalog.refuse_unrunnable(parsed.models)
                 self.stdout.write(f"{path} is valid: {len(parsed.models)} models")
                 return
-            dry = options["verb"] == "diff" or options["dry_run"]
-            changes = catalog.diff_catalog(data) if dry else catalog.apply_catalog(data, actor="catalog apply")
+            changes = self._changes(data, options)
         except OSError as error:
             raise CommandError(f"cannot read {path}: {error.strerror}")
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
+        except UnreadableYaml as error:
             raise CommandError(f"cannot read {path} as YAML: {error}")
         except ProfileError as error:
             lines = [problem.sentence for problem in error.problems]
@@ -51,3 +51,11 @@ class Command(BaseCommand):
             self.stdout.write(str(change))
         if not changes:
             self.stdout.write("no changes")
+
+    def _changes(self, data: Any, options: dict[str, Any]) -> tuple[catalog.Change, ...]:
+        if options["verb"] == "apply" and not options["dry_run"]:
+            return catalog.apply_catalog(data, actor="catalog apply", prune=options["prune"])
+        changes = catalog.diff_catalog(data)
+        if not options.get("prune") and any(change.verb == "remove" for change in changes):
+            self.stderr.write("what is marked `-` is removed with `catalog apply --prune` only")
+        return changes

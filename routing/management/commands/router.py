@@ -13,11 +13,10 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
-from agent_client.profile import Catalog, ProfileError, parse_catalog
+from agent_client.profile import Catalog, ProfileError, UnreadableYaml, parse_catalog, read_yaml
 from routing.feed import document_of_catalog, write
 from routing.server.parent import environment
 
@@ -167,11 +166,11 @@ def _open_usage_log(path: Path) -> None:
 
 def _from_file(catalog: Path, routes: Path, no_auth: bool) -> Catalog:
     try:
-        data = yaml.safe_load(catalog.read_text(encoding="utf-8"))
+        data = read_yaml(catalog.read_bytes())
         parsed = parse_catalog(data)
     except OSError as error:
         raise CommandError(f"cannot read {catalog}: {error.strerror}")
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except UnreadableYaml as error:
         raise CommandError(f"cannot read {catalog} as YAML: {error}")
     except ProfileError as error:
         lines = [problem.sentence for problem in error.problems]

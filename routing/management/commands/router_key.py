@@ -11,7 +11,7 @@ from django.db import DatabaseError
 
 from agent_client.profile import KEY_LIMITS
 from routing.keys import new_key
-from routing.services import KeyNameTaken, create_key
+from routing.services import BadKeyName, KeyNameTaken, checked_name, create_key, not_in_catalog
 
 LIMITS = {
     "requests_per_minute": "requests in any minute",
@@ -39,9 +39,13 @@ class Command(BaseCommand):
             parser.add_argument(f"--{name.replace('_', '-')}", type=limit, metavar="N", help=text)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        models = [name for name in options["models"].split(",") if name] or None
+        models = [name.strip() for name in options["models"].split(",") if name.strip()] or None
         expires = options["expires"]
         limits = {name: options[name] for name in LIMITS if options[name] is not None}
+        try:
+            options["name"] = checked_name(options["name"])
+        except BadKeyName as error:
+            raise CommandError(str(error))
         if options["catalog_entry"]:
             if options["manage"]:
                 raise CommandError(
@@ -67,6 +71,8 @@ class Command(BaseCommand):
             self.stderr.write("no database is set up: the key is stored nowhere; put its line into a catalog file")
             return self._entry(options["name"], models, expires, limits)
         self.stdout.write(text)
+        if warning := not_in_catalog(models):
+            self.stderr.write(warning)
 
     def _entry(self, name: str, models: list[str] | None, expires: datetime | None, limits: dict[str, int]) -> None:
         text, prefix, sha256 = new_key()
