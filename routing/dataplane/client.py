@@ -167,8 +167,8 @@ class ClientConnection(asyncio.Protocol):
             return  # what waits there sounds by itself
         if not self._out.begun:
             self._out.proceed()
-        elif self._exchange:
-            self._exchange.nudge()
+        elif self._exchange and not self._exchange.nudge() and self._ended and self._sounding:
+            self._transport.abort()  # nothing tells it from one that is gone, and that is by far the likelier
 
     def pause_writing(self) -> None:
         self._full = True

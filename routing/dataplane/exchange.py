@@ -22,6 +22,7 @@ ATTEMPTS = 2
 #: A stream whose engine pauses for so long gets a comment, and again: proxies between here and the client cut what is
 #: idle, many after 60 s.
 PING_SECONDS = 15.0
+QUIET_SECONDS = 0.4
 POISON = "cannot serve the request: two engines ended while they worked on it"
 #: OpenAI's clients ask again after a 500 unless they are told not to.
 NO_RETRY = ((b"X-Should-Retry", b"false"),)
@@ -294,11 +295,14 @@ class Proxied:
         if self._upstream is not None and self._upstream.exchange is self:
             self._upstream.resume()
 
-    def nudge(self) -> None:
-        """Write what changes nothing, where a stream allows it: a comment."""
+    def nudge(self) -> bool:
+        """Write what changes nothing, where a stream allows it: a comment. Whether the client was told anything of
+        late, this or a piece of its answer."""
         if isinstance(self._reader, SseReader) and self._reader.between_events:
             self._client.body(b":\n\n")
             self._client.flush()
+            return True
+        return self._heard_at is not None and self._loop.time() - self._heard_at < QUIET_SECONDS
 
     # -- ends ---------------------------------------------------------------------------------------------------------
 

@@ -32,9 +32,9 @@ class Sounding:
         if _is_reset(self._transport):
             self._transport.abort()
             return
+        self._pause = min(self._pause * 2, EVERY_SECONDS)
         if self._pause >= EVERY_SECONDS:
             self._nudge()
-        self._pause = min(self._pause * 2, EVERY_SECONDS)
         self._timer = asyncio.get_running_loop().call_later(self._pause, self._look)
 
 
