@@ -12,6 +12,9 @@ from websockets.exceptions import ConnectionClosedError
 from tests.simulate.loop import PROCESS, Process, VirtualLoop
 
 
+OVERTAKEN_SECONDS = 1.0
+
+
 class Stream:
     """One connection: two ends with frames under way. `deaf`: frames vanish and nobody is told."""
 
@@ -19,6 +22,7 @@ class Stream:
         self.network, self.node = network, node
         self.deaf = False
         self.open = True
+        self.left = False
         self.to_agent: deque[Any] = deque()
         self.to_server: deque[Any] = deque()
         self.agent_waits, self.server_waits = asyncio.Event(), asyncio.Event()
@@ -38,7 +42,7 @@ class Stream:
         if network.scramble and not isinstance(item, dict):
             again = 1 + (chance.random() < 0.15)
             if chance.random() < 0.15:
-                at += chance.uniform(0.0, 1.0)  # overtaken by what comes after it
+                at += chance.uniform(0.0, OVERTAKEN_SECONDS)  # overtaken by what comes after it
         for _ in range(again):
             network.loop.call_at(at, self._arrive, way, item)
 
@@ -48,6 +52,13 @@ class Stream:
         queue, bell = (self.to_agent, self.agent_waits) if way == "agent" else (self.to_server, self.server_waits)
         queue.append(item)
         bell.set()
+
+    def leave(self) -> None:
+        """The agent's end is gone. What it sent before still arrives, and its close after that: beside a newer stream."""
+        if self.open and not self.left:
+            self.left = True
+            last = max(self._last["server"], self.network.loop.time())
+            self.network.loop.call_at(last + (OVERTAKEN_SECONDS if self.network.scramble else 1e-6), self.cut)
 
     def cut(self, code: int = 1006, reason: str = "the connection ended") -> None:
         if self.open:
@@ -136,7 +147,7 @@ class Network:
         try:
             yield AgentEnd(stream)
         finally:
-            stream.cut(1000, "")
+            stream.leave()
 
     async def _serve(self, stream: Stream, scope: Any) -> None:
         opened = [{"type": "websocket.connect"}]

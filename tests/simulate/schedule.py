@@ -11,7 +11,7 @@ from typing import Any
 from django.db import connection
 
 from agent_client.profile import parse_profile
-from agent_client.protocol.states import ENDED_SHARD_STATES, ShardState
+from agent_client.protocol.states import ENDED_SHARD_STATES, FailureCode, ShardState
 from fleet import snapshots
 from fleet.domain.placement import place
 from fleet.domain.reasons import Refusal
@@ -382,7 +382,7 @@ class Judge:
         if any(each.state in ENDED_SHARD_STATES or each.state == ShardState.LOST for each in others):
             return  # a rank is gone, so the whole replica begins anew
         shard = attempt.filter(rank=int(rank)).first()
-        if shard is not None and shard.state == ShardState.FAILED:
+        if shard is not None and shard.state == ShardState.FAILED and shard.code != FailureCode.LOST_TRACK:
             return  # it did not become ready within its time, and that is why
         raise Broken(f"{engine.node}: the healthy {replica.label} ({engine.label}) was ended, and nothing asked for it")
 

@@ -127,7 +127,7 @@ class World:
             self.note(f"agent of {machine.name} is killed")
             machine.agent.dead = True
             for stream in [each for each in self.network.streams if each.node == machine.name]:
-                stream.cut()
+                stream.leave()
 
     def reboot(self, machine: Machine) -> None:
         self.kill_agent(machine)
