@@ -12,7 +12,6 @@ import warnings
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Any
 
-
 SHOWN = 250  # schedules between two lines that tell how far it is
 
 

@@ -23,7 +23,7 @@ class ReplicaFacts:
     wish: ReplicaWish
     waiting: bool  # for its next try after a failure
     shards: tuple[ShardFact, ...]  # of the newest attempt; empty before the first
-    explained: str = ""  # placement's refusal, in a sentence
+    explained: str = ""  # placement's refusal since the newest attempt, in a sentence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,12 +90,15 @@ def _failed(facts: ReplicaFacts, live: list[ShardFact]) -> Computed:
     reason = first.reason or "the engine failed"
     if live:
         return Computed(state=ReplicaState.DEGRADED, code=first.code, reason=f"rank {first.rank}: {reason}")
+    if facts.explained:
+        return _pending(facts)
     state = ReplicaState.FAILED if facts.waiting else ReplicaState.PENDING
     return Computed(state=state, code=first.code or "failed", reason=f"{first.node}: {reason}")
 
 
 def _pending(facts: ReplicaFacts) -> Computed:
-    state = ReplicaState.FAILED if facts.waiting else ReplicaState.PENDING
+    """What placement has refused since waits for a place, whatever pause was left."""
+    state = ReplicaState.FAILED if facts.waiting and not facts.explained else ReplicaState.PENDING
     return Computed(state=state, code="unplaced", reason=facts.explained or "waits to be placed")
 
 

@@ -201,6 +201,21 @@ def test_a_failed_rollout_is_not_rolled_back_twice_and_endpoints_have_nothing_to
         catalog.roll_back(model=CatalogModel.objects.get(name="out"), actor="ann")
 
 
+def test_a_failed_replica_that_should_change_and_fits_nowhere_waits_for_a_place_and_says_so() -> None:
+    """It is tried at once, for the failure was the old revision's: no pause is what it waits for."""
+    admission = serving(cards=1)
+    tell(admission, Shard.objects.get(), ShardState.FAILED, code="exited", detail="boom")
+    assert Replica.objects.get().state == ReplicaState.FAILED
+    operations.cordon_node(node=Node.objects.get(), reason="", actor="t")
+    model(max_model_len=4096)
+    tick()
+    tick()
+    replica = Replica.objects.get()
+    assert (replica.state, replica.code) == (ReplicaState.PENDING, "unplaced")
+    assert replica.reason == "0 of 1 node fit: gpu-01 is cordoned"
+    assert replica.latest_failure["reason"] == "boom"
+
+
 # -- drains ------------------------------------------------------------------------------------------------------------
 
 

@@ -11,8 +11,8 @@ from websockets.exceptions import ConnectionClosedError
 
 from tests.simulate.loop import PROCESS, Process, VirtualLoop
 
-
 OVERTAKEN_SECONDS = 1.0
+AGAIN_SECONDS = 8.0  # until which a doubled frame comes once more: what it says may be long over
 
 
 class Stream:
@@ -38,13 +38,12 @@ class Stream:
             return
         at = max(network.loop.time() + chance.uniform(0.001, network.latency), self._last[way] + 1e-6)
         self._last[way] = at
-        again = 1
         if network.scramble and not isinstance(item, dict):
-            again = 1 + (chance.random() < 0.15)
+            if chance.random() < 0.15:
+                network.loop.call_at(at + chance.uniform(0.0, AGAIN_SECONDS), self._arrive, way, item)
             if chance.random() < 0.15:
                 at += chance.uniform(0.0, OVERTAKEN_SECONDS)  # overtaken by what comes after it
-        for _ in range(again):
-            network.loop.call_at(at, self._arrive, way, item)
+        network.loop.call_at(at, self._arrive, way, item)
 
     def _arrive(self, way: str, item: Any) -> None:
         if not self.open or self.deaf or self.network.parted(self.node):
@@ -54,11 +53,11 @@ class Stream:
         bell.set()
 
     def leave(self) -> None:
-        """The agent's end is gone. What it sent before still arrives, and its close after that: beside a newer stream."""
+        """The agent's end is gone. What it sent still arrives, and its close at last: beside a newer stream."""
         if self.open and not self.left:
             self.left = True
             last = max(self._last["server"], self.network.loop.time())
-            self.network.loop.call_at(last + (OVERTAKEN_SECONDS if self.network.scramble else 1e-6), self.cut)
+            self.network.loop.call_at(last + (AGAIN_SECONDS if self.network.scramble else 1e-6), self.cut)
 
     def cut(self, code: int = 1006, reason: str = "the connection ended") -> None:
         if self.open:

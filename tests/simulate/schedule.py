@@ -4,7 +4,7 @@ Always, in the middle of it too: no card with two engines, no shard with two, no
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -26,8 +26,8 @@ TROUBLE_SECONDS = 45.0
 HEALING_SECONDS = 450.0  # longer than the longest pause after crashes
 
 
-async def story(world: World) -> None:
-    """One whole schedule; raises Broken."""
+async def story(world: World, faults: "Sequence[Fault] | None" = None) -> None:
+    """One whole schedule; raises Broken. `faults`: these, where the seed is not to draw them."""
     judge = Judge(world)
     world.checks.append(judge.look)
     world.verdict_checks.append(judge.look_at_losses)
@@ -38,7 +38,7 @@ async def story(world: World) -> None:
     await world.sleep(world.chance.uniform(0.5, 4.0))
     _wishes(world, judge)
     await world.sleep(world.chance.uniform(0.0, 12.0))
-    await _trouble(world, judge)
+    await _trouble(world, judge, faults or world.chance.sample(FAULTS, k=world.chance.randint(2, 6)))
     heal(world)
     await settle(world)
 
@@ -46,13 +46,12 @@ async def story(world: World) -> None:
 # -- trouble ---------------------------------------------------------------------------------------------------------
 
 
-async def _trouble(world: World, judge: "Judge") -> None:
+async def _trouble(world: World, judge: "Judge", faults: "Sequence[Fault]") -> None:
     chance = world.chance
     until = world.loop.time() + TROUBLE_SECONDS
-    kinds = chance.sample(FAULTS, k=chance.randint(2, 6))
     while world.loop.time() < until:
         await world.sleep(chance.uniform(0.2, 6.0))
-        chance.choice(kinds)(world, judge)
+        chance.choice(faults)(world, judge)
 
 
 def _later(world: World, least: float, most: float, call: Callable[..., Any], *args: Any) -> None:
@@ -248,7 +247,9 @@ def someone_acts(world: World, judge: "Judge") -> None:
                     operations.restart_replica(replica=replica, actor="simulation", now=now)
 
 
-FAULTS: list[Callable[[World, "Judge"], None]] = [
+Fault = Callable[[World, "Judge"], None]
+
+FAULTS: list[Fault] = [
     agent_dies,
     node_reboots,
     node_is_cut_off,
@@ -437,8 +438,8 @@ def unsettled(world: World) -> str:
 
 
 def _revision(model: CatalogModel) -> int:
-    """What its replicas should run: what they went back to when the newest failed, which the rollout says."""
-    latest = model.rollouts.first()
+    """What its replicas should run: what they went back to when the newest failed, which its rollout says."""
+    latest = model.rollouts.filter(target=model.revision).first()
     return latest.origin if latest is not None and latest.state == RolloutState.FAILED else model.revision
 
 

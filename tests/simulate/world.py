@@ -72,7 +72,7 @@ class World:
         self.log: list[str] = []
         self._rung: asyncio.Event | None = None
         self._load, self._really_do = reconciler.load_wishes, reconciler._do
-        self.drained: set[int] = set()  # shards that were told to stop for a drain, while that lasted
+        self.drained: set[int] = set()  # shards that were told to stop while a node of their replica was drained
         self._old_wishes: dict[bool, Any] = {}  # the last ones read, of either width
 
     def note(self, text: str) -> None:
@@ -248,7 +248,7 @@ class World:
 
     def do(self, action: Any, now: Any) -> bool:
         done = self._really_do(action, now)
-        if done and isinstance(action, StopShard) and action.drained:
+        if done and isinstance(action, StopShard) and _is_drained(action.shard):
             self.drained.add(action.shard)
         if self.crash_share and self.chance.random() < self.crash_share * 4:
             self._dying = True
@@ -319,6 +319,11 @@ class World:
                 check()
             if self.loop.errors:
                 raise self.loop.errors[0].get("exception") or AssertionError(self.loop.errors[0]["message"])
+
+
+def _is_drained(shard: int) -> bool:
+    """Whether it, or another rank of its replica, is on a node that is drained."""
+    return Node.objects.filter(shards__replica__shards=shard, drain_deadline_at__isnull=False).exists()
 
 
 @contextlib.contextmanager

@@ -1,0 +1,83 @@
+"""The judge is judged: each mistake that is made on purpose must be found within a few schedules.
+
+The faults that bring a mistake to light are named, so that the seed need not hit on them.
+"""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+from django.db import IntegrityError
+
+from tests.simulate import faulty, schedule
+from tests.simulate.kernel import Broken
+from tests.simulate.schedule import Fault, story
+from tests.simulate.test_schedules import _database_in_the_loop  # noqa: F401  (its fixture serves here too)
+from tests.simulate.world import World, world
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Mistake = Callable[[pytest.MonkeyPatch], None]
+SCHEDULES = 30
+
+#: Mistake, and what brings it to light.
+QUICK: list[tuple[Mistake, list[Fault]]] = [
+    (faulty.an_engine_is_gone_before_it_is, [schedule.engines_do_not_die, schedule.someone_acts]),
+    (faulty.nothing_is_adopted, [schedule.agent_dies]),
+    (faulty.healthy_engines_are_restarted_with_the_agent, [schedule.agent_dies]),
+    (faulty.silence_is_loss_at_once, [schedule.node_is_cut_off]),
+    (faulty.no_outage_is_held, [schedule.node_is_cut_off]),
+    (faulty.a_replaced_engine_holds_no_cards, [schedule.node_is_cut_off, schedule.agent_dies]),
+]
+SLOW: list[tuple[Mistake, list[Fault]]] = [
+    (faulty.cards_are_free_before_they_are_empty, [schedule.engines_do_not_die, schedule.someone_acts]),
+    (faulty.a_stop_is_answered_and_forgotten, [schedule.someone_acts]),
+    (faulty.one_replica_is_overlooked, [schedule.engine_dies]),
+    (faulty.ranks_outlive_each_other, [schedule.engine_dies, schedule.node_reboots]),
+    (faulty.a_lost_attempt_comes_back_beside_the_next, [schedule.node_is_cut_off, schedule.agent_dies]),
+    (faulty.drains_never_end, [schedule.someone_acts]),
+    (faulty.cordons_are_overlooked, [schedule.someone_acts]),
+    (faulty.claims_outlive_their_shards, [schedule.engine_dies]),
+    (faulty.nobody_is_welcomed_back, [schedule.web_dies]),
+]
+
+
+def found_within(seeds: range, faults: Sequence[Fault]) -> str:
+    """What the first of these schedules that broke a promise broke; empty when none did."""
+
+    async def of_these(each: World) -> None:
+        await story(each, faults)
+
+    for seed in seeds:
+        with world(seed) as each:
+            try:
+                each.run(of_these)
+            except (Broken, IntegrityError) as broken:
+                return str(broken)
+    return ""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("mistake", "faults"),
+    [
+        *(pytest.param(*row, id=row[0].__name__) for row in QUICK),
+        *(pytest.param(*row, id=row[0].__name__, marks=pytest.mark.heavy) for row in SLOW),
+    ],
+)
+def test_a_mistake_is_found(mistake: Mistake, faults: Sequence[Fault], monkeypatch: pytest.MonkeyPatch) -> None:
+    mistake(monkeypatch)
+    assert found_within(range(SCHEDULES), faults)
+
+
+def test_each_mistake_is_looked_for() -> None:
+    made = {made for made in vars(faulty).values() if getattr(made, "__module__", "") == faulty.__name__}
+    assert made == {mistake for mistake, _ in QUICK + SLOW}
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(300)
+def test_without_a_mistake_such_schedules_break_nothing() -> None:
+    """These three together once did, without a mistake that was made on purpose."""
+    assert not found_within(
+        range(SCHEDULES), [schedule.frames_are_scrambled, schedule.engine_dies, schedule.someone_acts]
+    )
