@@ -79,6 +79,7 @@ class Chooser:
                 load.elsewhere = self._grid.total(self._rows[each.id], _OUTSTANDING) - load.outstanding
         if route.sticky and (session := request.head.fields.get(route.sticky)):
             return affinity.by_header(session, fit)
+        fit = select.speaking(fit, self.loads, time.monotonic())
         preferred, sums = None, list[int]()
         if route.affinity and request.form is None:
             sums = affinity.beginnings(route.name, request.body)
@@ -88,19 +89,24 @@ class Chooser:
             affinity.remember(self._grid.hints, sums, affinity.word_of(chosen.id))
         return chosen
 
-    def begin(self, endpoint: Endpoint) -> None:
+    def begin(self, endpoint: Endpoint, *, stream: bool = False) -> None:
         load = self.loads[endpoint.id]
         self._turn += 1
         load.turn = self._turn
         if not load.outstanding:
             load.moved_at = time.monotonic()
+        if stream:
+            if not load.streams:
+                load.owing_since = time.monotonic()
+            load.streams += 1
         load.outstanding += 1
         if (cell := self._cells.get(endpoint.id)) is not None:
             self._grid.words[cell + _OUTSTANDING] = load.outstanding
 
-    def end(self, endpoint: Endpoint) -> None:
+    def end(self, endpoint: Endpoint, *, stream: bool = False) -> None:
         load = self.loads[endpoint.id]
         load.outstanding -= 1
+        load.streams -= stream
         if (cell := self._cells.get(endpoint.id)) is not None:
             self._grid.words[cell + _OUTSTANDING] = load.outstanding
 

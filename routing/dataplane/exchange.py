@@ -107,7 +107,7 @@ class Proxied:
         self._endpoint, self._sent = endpoint, False
         self._timings = self._router.metrics.timings[route.name, endpoint.id]
         self._load = chooser.loads[endpoint.id]
-        chooser.begin(endpoint)
+        chooser.begin(endpoint, stream=self._asked.stream)
         self._working = True
         self._open(endpoint)
 
@@ -168,7 +168,7 @@ class Proxied:
     def _let_go(self) -> None:
         if self._working and self._endpoint is not None:
             self._working = False
-            self._router.chooser.end(self._endpoint)
+            self._router.chooser.end(self._endpoint, stream=self._asked.stream)
 
     def _send(self, upstream: Upstream, endpoint: Endpoint) -> None:
         self._upstream = upstream

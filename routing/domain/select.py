@@ -11,6 +11,10 @@ from typing import Protocol, TypeVar
 
 from routing.domain.ejection import Health
 
+#: A stream that waits so long for its next byte, while none comes to any other of the same engine, makes it one that
+#: is passed over as long as others are there. Short, since it costs nobody anything: a long prefill is passed over too.
+SILENT_SECONDS = 5.0
+
 
 class Choosable(Protocol):
     @property
@@ -28,6 +32,8 @@ class Load:
     outstanding: int = 0  # of this process
     elsewhere: int = 0  # of the others, as last counted
     turn: int = 0  # when it was last chosen: ties go round
+    streams: int = 0  # of those of this process: what owes bytes all the time
+    owing_since: float = 0.0  # when the first of these was begun
     moved_at: float = 0.0  # when bytes of an answer last came, or the first of those outstanding was begun
     health: Health = field(default_factory=Health)
     out_elsewhere: bool = False  # another process leaves it out, and asks it whether it is back
@@ -35,6 +41,9 @@ class Load:
     @property
     def out(self) -> bool:
         return self.out_elsewhere or bool(self.health.reason)
+
+    def silent(self, now: float) -> bool:
+        return self.streams > 0 and now - max(self.moved_at, self.owing_since) >= SILENT_SECONDS
 
     @property
     def total(self) -> int:
@@ -52,6 +61,12 @@ def routable(
     able = [e for e in endpoints if not e.draining and e.weight > 0 and e.id not in exclude]
     fit = [e for e in able if not loads[e.id].out]
     return (fit, False) if fit or not able else (able, True)
+
+
+def speaking(fit: Sequence[T], loads: Mapping[str, Load], now: float) -> Sequence[T]:
+    """Those that are not silent; all of them when none is. Silence is no proof of anything, so nobody is ejected."""
+    heard = [e for e in fit if not loads[e.id].silent(now)]
+    return heard or fit
 
 
 def pick(

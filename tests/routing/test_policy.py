@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from routing.domain.ejection import ERRORS_IN_A_ROW
+from routing.domain.select import SILENT_SECONDS
 from routing.keys import new_key
 from routing.table import parse
 from tests.e2e.harness import PATIENCE
@@ -146,6 +147,34 @@ async def test_turns_of_a_conversation_go_where_it_began(stage: Stage) -> None:
     for name in ("one", "two", "three"):
         homes = [engine for engine in engines if any(b'"%b ' % name.encode() in heard.body for heard in engine.heard)]
         assert len(homes) == 1, name
+
+
+async def test_an_engine_that_accepts_and_never_answers_is_passed_over_and_comes_back_with_its_first_byte(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Failures 35: out of routing in less than 10 s, and failures 46: a long prefill is no fault, so nobody is ejected,
+    nothing is cut, and with no other engine it gets requests all the same. Its restart is the agent's to decide, by
+    standing figures and unanswered probes: a busy engine is never restarted."""
+    assert 0 < SILENT_SECONDS < 10
+    monkeypatch.setattr("routing.domain.select.SILENT_SECONDS", 0.2)
+    held, busy = Held(), Held()
+    silent, other = await stage.engine(held), await stage.engine(busy)
+    waiting = [await stage.open() for _ in range(6)]
+    waiting[0].post(CHAT | {"stream": True})
+    await until(lambda: silent.heard, "the stream")
+    await asyncio.sleep(0.3)
+    for number, wire in enumerate(waiting[1:], 1):  # whole answers: the other owes no bytes meanwhile
+        wire.post(CHAT)
+        await until(lambda number=number: len(silent.heard) + len(other.heard) > number, "the next request")
+    assert (len(silent.heard), len(other.heard)) == (1, 5)  # although the other has more to do
+    assert count(stage, "ejections") == 0
+    held.go.set()  # its prefill is done
+    await until(lambda: not stage.router.chooser.loads["e0"].streams, "the stream's end")
+    again = [asyncio.create_task(ask(stage)) for _ in range(5)]
+    await until(lambda: len(silent.heard) > 1, "a request to the one that speaks again")
+    busy.go.set()
+    assert [status for status, _, _ in await asyncio.gather(*again)] == [200] * 5
+    assert [(await wire.answer())[0] for wire in waiting] == [200] * len(waiting)
 
 
 async def test_a_session_stays_with_its_replica(stage: Stage) -> None:
