@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 HEAD_BYTES = 32 * 1024
 _LONG_HEAD = f"cannot take a request head over {HEAD_BYTES} bytes"
-BODY_BYTES = 64 * 1024 * 1024
+_LONG_BODY = "cannot take a body over {} bytes"
 #: What may wait behind the request that is being answered: no more is read until its turn.
 AHEAD_BYTES = 256 * 1024
 AHEAD_REQUESTS = 16
@@ -106,7 +106,7 @@ class ClientConnection(asyncio.Protocol):
         name, length, start = found
         head = self._router.heads.get(name)
         size = len(data) - start
-        if head is None or size > length or length > BODY_BYTES or not self._router.admitted(head):
+        if head is None or size > length or length > self._router.body_bytes or not self._router.admitted(head):
             self._apart = name
             return False
         request = Request(head, time.monotonic())
@@ -224,8 +224,8 @@ class ClientConnection(asyncio.Protocol):
 
     def _await_body(self, request: Request) -> None:
         fields = request.head.fields
-        if int(fields.get(b"content-length", 0)) > BODY_BYTES:
-            request.reply = refusal(413, f"cannot take a body over {BODY_BYTES} bytes")
+        if int(fields.get(b"content-length", 0)) > self._router.body_bytes:
+            request.reply = refusal(413, _LONG_BODY.format(self._router.body_bytes))
         elif (expected := fields.get(b"expect")) is not None and request.head.http11:
             request.expects = expected.lower() == b"100-continue"
             if not request.expects:
@@ -241,8 +241,8 @@ class ClientConnection(asyncio.Protocol):
         request = self._requests[-1]
         if request.reply is not None:
             return
-        if request.size + len(data) > BODY_BYTES:
-            return self._refuse(413, f"cannot take a body over {BODY_BYTES} bytes")
+        if request.size + len(data) > self._router.body_bytes:
+            return self._refuse(413, _LONG_BODY.format(self._router.body_bytes))
         try:
             request.take(data)
         except BadRequest as error:

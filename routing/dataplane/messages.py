@@ -15,6 +15,8 @@ from routing.table import Endpoint, RoutingTable
 _PROCESS = f"{getrandbits(64):016x}"
 _next_number = count(1).__next__
 
+#: The largest body that is taken, unless the router is told otherwise: images in base64 are large.
+BODY_BYTES = 64 * 1024 * 1024
 #: A client's own request id is taken up to this length.
 ID_BYTES = 128
 

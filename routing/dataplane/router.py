@@ -14,7 +14,7 @@ from routing.dataplane.choice import Chooser
 from routing.dataplane.client import ClientConnection
 from routing.dataplane.exchange import NO_RETRY, POISON, Client, Proxied
 from routing.dataplane.journal import Line, Used
-from routing.dataplane.messages import Head, Reply, Request, refusal
+from routing.dataplane.messages import BODY_BYTES, Head, Reply, Request, refusal
 from routing.dataplane.metrics import Metrics
 from routing.dataplane.upstream import Pool
 from routing.dataplane.watch import Watch
@@ -34,6 +34,7 @@ class Router:
         *,
         no_auth: bool = False,
         cors: Collection[bytes] = (),
+        body_bytes: int = BODY_BYTES,
         on_usage: Callable[[Used], None],
         on_line: Callable[[Line], None] | None = None,
         grid: Grid | None = None,
@@ -51,6 +52,7 @@ class Router:
         self.pool = Pool()
         self.table = table
         self.cors = frozenset(cors)
+        self.body_bytes = body_bytes
         self.clients: set[ClientConnection] = set()
         self._watch = Watch(self.clients)
         self.stopping = False

@@ -15,6 +15,7 @@ import uvloop
 
 from routing.dataplane.client import ClientConnection
 from routing.dataplane.journal import Journal
+from routing.dataplane.messages import BODY_BYTES
 from routing.dataplane.router import Router
 from routing.dataplane.usage_files import Spool, UsageLog
 from routing.server.listening import CANNOT_LISTEN, open_listener
@@ -42,6 +43,7 @@ async def serve(args: argparse.Namespace) -> int:
         table,
         no_auth=args.no_auth,
         cors=cors,
+        body_bytes=args.max_body_mib * 2**20,
         on_usage=journal.usage,
         on_line=None if args.no_access_log else journal.line,
         grid=shared.grid,
@@ -142,6 +144,7 @@ def main() -> int:
     parser.add_argument("--drain-seconds", type=float, default=600.0)
     parser.add_argument("--no-auth", action="store_true")
     parser.add_argument("--cors-origin", action="append", default=[])
+    parser.add_argument("--max-body-mib", type=int, default=BODY_BYTES // 2**20)
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     if args.no_auth:

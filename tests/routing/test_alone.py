@@ -63,11 +63,13 @@ class Alone:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:
             return str(answer.read().decode())
 
-    def ask(self) -> int:
+    def ask(self, **more: Any) -> int:
         headers = {"Authorization": f"Bearer {self.text}", "Content-Type": "application/json"}
         url = f"http://127.0.0.1:{self.port}/v1/chat/completions"
         try:
-            with urllib.request.urlopen(urllib.request.Request(url, json.dumps(CHAT).encode(), headers)) as answer:
+            with urllib.request.urlopen(
+                urllib.request.Request(url, json.dumps(CHAT | more).encode(), headers)
+            ) as answer:
                 return int(answer.status)
         except urllib.error.HTTPError as error:
             return error.code
@@ -139,6 +141,17 @@ def test_a_months_tokens_outlive_a_restart_with_a_state_folder(alone: Alone) -> 
     alone.stop(router)
     alone.stop(alone.router(tokens_per_month=TOKENS))
     assert "tokens_per_month of ci counts from this start on; --state-dir DIR keeps the counts" in alone.said()
+
+
+def test_the_largest_body_is_set_at_the_start(alone: Alone) -> None:
+    alone.router("--max-body-mib", "1", "--processes", "2")
+    wait_for(lambda: alone.ask() == 200, "the engine")
+    words = [{"role": "user", "content": "x" * (2**20 - 200)}]
+    assert alone.ask(messages=words) == 200
+    assert alone.ask(messages=words * 2) == 413
+    for wrong in ("0", "much", "5000"):
+        with pytest.raises(CommandError, match="is no whole number from 1 to 4096"):
+            call_command("router", f"--max-body-mib={wrong}")
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ async def test_an_engines_own_headers_reach_no_client(stage: Stage) -> None:
 
 
 async def test_a_body_at_the_limit_is_passed_on_whole(stage: Stage) -> None:
-    from routing.dataplane.client import BODY_BYTES
+    from routing.dataplane.messages import BODY_BYTES
 
     engine = await stage.engine()
     wire = await stage.open()

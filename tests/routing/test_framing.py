@@ -229,15 +229,15 @@ async def test_a_refusal_waits_for_no_body(stage: Stage, raw: bytes, status: int
 
 async def test_a_body_over_the_limit_is_refused_before_it_comes(stage: Stage) -> None:
     wire = await stage.open()
-    wire.send(wire.head(f"Content-Length: {client.BODY_BYTES + 1}", "Expect: 100-continue"))
+    wire.send(wire.head(f"Content-Length: {stage.router.body_bytes + 1}", "Expect: 100-continue"))
     assert (await wire.one())[0] == 413
     wire = await stage.open()
-    wire.send(wire.head(f"Content-Length: {client.BODY_BYTES}", "Expect: 100-continue"))
+    wire.send(wire.head(f"Content-Length: {stage.router.body_bytes}", "Expect: 100-continue"))
     assert (await wire.one())[0] == 100
 
 
-async def test_a_chunked_body_over_the_limit_is_refused(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "BODY_BYTES", 100_000)
+async def test_a_chunked_body_over_the_limit_is_refused(stage: Stage) -> None:
+    stage.router.body_bytes = 100_000
     wire = await stage.open()
     wire.send(wire.head("Transfer-Encoding: chunked") + (b"1000\r\n" + b"x" * 4096 + b"\r\n") * 1000)
     assert (await wire.answer())[0] == 413  # and it can be read, though megabytes of the body were not
@@ -288,7 +288,7 @@ async def test_what_waits_behind_a_request_is_bounded(stage: Stage) -> None:
     wire = await stage.open()
     wire.post(CHAT)
     await until(lambda: engine.heard, "the first request")
-    wire.send(wire.head(f"Content-Length: {client.BODY_BYTES}"))
+    wire.send(wire.head(f"Content-Length: {stage.router.body_bytes}"))
     for _ in range(60):
         wire.send(bytes(2**20))
     with pytest.raises(TimeoutError):

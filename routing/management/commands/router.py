@@ -17,8 +17,11 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
 from agent_client.profile import Catalog, ProfileError, UnreadableYaml, parse_catalog, read_yaml
+from routing.dataplane.messages import BODY_BYTES
 from routing.feed import document_of_catalog, write
 from routing.server.parent import environment
+
+MOST_BODY_MIB = 4096
 
 NO_AUTH = """
 =====================================================================
@@ -52,6 +55,13 @@ class Command(BaseCommand):
             help="pages from there may use the API, such as https://chat.example.org; may be repeated; * for all",
         )
         parser.add_argument("--no-access-log", action="store_true")
+        parser.add_argument(
+            "--max-body-mib",
+            type=_mib,
+            default=BODY_BYTES // 2**20,
+            metavar="MIB",
+            help="the largest request that is taken, held in memory until an engine answers; default: %(default)s",
+        )
         parser.add_argument("--drain-seconds", type=float, default=600.0)
         parser.add_argument("--only-write", type=Path, help=argparse.SUPPRESS)  # by the running router, after SIGHUP
 
@@ -104,6 +114,7 @@ class Command(BaseCommand):
             passed += ["--usage-dir", str(folder / "usage")]
         elif options["usage_log"]:
             passed += ["--usage-log", str(Path(options["usage_log"]).absolute())]
+        passed.append(f"--max-body-mib={options['max_body_mib']}")
         reread: list[str] = []
         if options["catalog"]:
             reread = [sys.executable, "-m", "django", "router", "--catalog", str(Path(options["catalog"]).absolute())]
@@ -122,6 +133,12 @@ class Command(BaseCommand):
         sys.stdout.flush()
         sys.stderr.flush()
         os.execve(sys.executable, argv, environment())  # noqa: S606  (argv is a list, and nobody else's)
+
+
+def _mib(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= MOST_BODY_MIB:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no whole number from 1 to {MOST_BODY_MIB}")
+    return int(text)
 
 
 def _refuse_taken(address: str, port: int, listen: str) -> None:
