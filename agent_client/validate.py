@@ -79,7 +79,7 @@ def _read(path: str, parse: Callable[[bytes], Any], hint: str) -> Any:
     """Raises ProfileError, which names the file."""
     try:
         return parse(Path(path).read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # the last: JSON that is nested without end
         why = error.strerror if isinstance(error, OSError) else error
         problem = Problem(code="unreadable", field="", text=f"cannot read {path}: {why}", hint=hint)
         raise ProfileError([problem]) from None

@@ -195,7 +195,7 @@ def _key(data: Any, where: str, problems: list[Problem]) -> KeyEntry | None:
         given.note("bad_prefix", "prefix", f"cannot use {where}.prefix: 8 letters or digits are needed")
     if sha256 and not _SHA256.match(sha256):
         given.note("bad_sha256", "sha256", f"cannot use {where}.sha256: 64 hex digits are needed")
-    models = given.texts("models") if given.has("models") else None
+    models = given.texts("models", most=100_000) if given.has("models") else None
     given.raw("models")
     expires = _moment(given, "expires")
     limits = {name: given.integer(name, None, least=1, most=most) for name, most in KEY_LIMITS.items()}

@@ -2,7 +2,7 @@
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +51,12 @@ class ProfileError(ValueError):
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
         super().__init__("; ".join(problem.text for problem in self.problems))
+
+
+#: Entries of one list or mapping, unless said otherwise: far more than any engine is given, few enough to look at.
+MOST_ENTRIES = 1_000
+#: Unknown keys that are told one by one, each with what is near.
+_TOLD_UNKNOWN = 20
 
 
 class Fields:
@@ -119,7 +125,7 @@ class Fields:
             return default
         return value
 
-    def texts(self, name: str, *, single: bool = False) -> tuple[str, ...]:
+    def texts(self, name: str, *, single: bool = False, most: int = MOST_ENTRIES) -> tuple[str, ...]:
         """A list of texts; `single` also takes one text for a list of one."""
         value = self.raw(name)
         if value is None:
@@ -131,7 +137,7 @@ class Fields:
         ):
             self._wrong(name, value, "a list of texts")
             return ()
-        return tuple(value)
+        return tuple(value) if self._within(name, value, most) else ()
 
     def mapping(self, name: str) -> Mapping[str, Any]:
         value = self.raw(name)
@@ -140,7 +146,7 @@ class Fields:
         if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
             self._wrong(name, value, "keys and values")
             return {}
-        return value
+        return value if self._within(name, value, MOST_ENTRIES) else {}
 
     def choice(self, name: str, allowed: Iterable[str], default: str | None = None) -> str | None:
         value = self.raw(name)
@@ -156,11 +162,20 @@ class Fields:
         return str(value)
 
     def refuse_unknown(self) -> None:
-        for name in self.data:
-            if name not in self._taken:
-                near = difflib.get_close_matches(str(name), self._taken, n=1)
-                hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(sorted(self._taken))}"
-                self.note("unknown_field", str(name), f"cannot use {self.where}: `{name}` is not known", hint)
+        unknown = [name for name in self.data if name not in self._taken]
+        for name in unknown[:_TOLD_UNKNOWN]:
+            shown = str(name)[:80]
+            near = difflib.get_close_matches(shown, self._taken, n=1)
+            hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(sorted(self._taken))}"
+            self.note("unknown_field", shown, f"cannot use {self.where}: `{shown}` is not known", hint)
+        if more := len(unknown[_TOLD_UNKNOWN:]):
+            self.note("unknown_field", "", f"cannot use {self.where}: {more} more of its keys are not known")
+
+    def _within(self, name: str, value: Sized, most: int) -> bool:
+        if len(value) > most:
+            text = f"cannot use {self.where}.{name}: it has {len(value)} entries, at most {most} are allowed"
+            self.note("too_many", name, text)
+        return len(value) <= most
 
     def _wrong(self, name: str, value: Any, needed: str) -> None:
         shown = repr(value)[:80]

@@ -18,6 +18,8 @@ def handle(error: Exception, context: dict[str, Any]) -> Response | None:
         return problem(status, error.code, error.detail, error.hint)
     if isinstance(error, OperationalError | InterfaceError):
         return problem(503, "database_away", "cannot answer now: the database is away", "try again shortly")
+    if isinstance(error, RecursionError):
+        return problem(400, "parse_error", "cannot read the body: it is nested too deep")
     response = exception_handler(error, context)
     if response is None:
         return None

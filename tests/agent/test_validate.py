@@ -204,7 +204,9 @@ def test_a_gguf_file_is_read_too(node: Node, capsys: Any) -> None:
     assert "it was cut off" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ["", "[]", "- a", "engine: [", "\x00", "profile: 5", "5"])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "- a", "engine: [", "\x00", "profile: 5", "5", "[" * 20_000, "engine: echo\nengine: vllm"]
+)
 def test_a_file_that_is_no_profile_is_told_without_a_traceback(node: Node, capsys: Any, text: str) -> None:
     (node.folder / "x.yaml").write_text(text)
     assert main(["validate", str(node.folder / "x.yaml"), "--json", "--state-dir", str(node.folder / "state")]) == 1

@@ -75,6 +75,11 @@ def test_the_api_adds_reads_and_refuses(api: Client) -> None:
     assert Client(headers={"authorization": "Bearer llmgw_aaaaaaaa_x"}).get("/api/v1/nodes/").status_code == 401
 
 
+def test_a_body_that_is_nested_without_end_is_refused_in_a_sentence(api: Client) -> None:
+    answer = api.post("/api/v1/models/", "[" * 100_000, content_type="application/json")
+    assert (answer.status_code, answer.json()["detail"]) == (400, "cannot read the body: it is nested too deep")
+
+
 def test_cordon_by_api_is_seen_and_told(api: Client) -> None:
     ready_node()
     answer = api.post("/api/v1/nodes/gpu-01/cordon/", {"reason": "fan"}, content_type="application/json")
