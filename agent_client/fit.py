@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from agent_client import preflight
 from agent_client.config import AgentConfig
 from agent_client.engines import Launch, internal_ports, plan
+from agent_client.engines.preview import stand_in_cards
 from agent_client.installed import Installed
 from agent_client.launching import launch_spec
 from agent_client.profile import NvlinkRule, Problem, Profile
@@ -56,7 +57,7 @@ def check(
     if checked.launch is None:
         ranks: tuple[Launch, ...] = ()
     else:
-        gpus = spec.gpus or tuple(f"GPU-{n}" for n in range(profile.gpus_per_node))
+        gpus = spec.gpus or stand_in_cards(profile)
         ranks = tuple(_launch(config, profile, replace(spec, rank=n, gpus=gpus)) for n in range(profile.nodes))
     return Fit(problems=((against,) if against else ()) + tuple(found), ranks=ranks, estimate=checked.estimate)
 
@@ -64,7 +65,7 @@ def check(
 def _launch(config: AgentConfig, profile: Profile, spec: ShardSpec) -> Launch:
     first = config.policy.ports[0]
     ports = range(first, first + 1 + internal_ports(profile))
-    command = preflight.command_for(config, profile.engine) or ()
+    command = preflight.named_command(config, profile.engine)
     return plan(launch_spec(config, spec, profile, ports=ports, command=command))
 
 
@@ -86,7 +87,7 @@ def choose(profile: Profile, inventory: Mapping[str, Any]) -> tuple[Sequence[Gpu
     if not set(wanted) & set(present):
         text = f"this node has {', '.join(present)}, {' or '.join(wanted)} is needed"
         return (), _problem("no_class", text, "name a class that this node has")
-    best: tuple[int, str, str] = (-1, "", "")
+    best: tuple[int, str, str, str] = (-1, "", "", "")
     for gpu_class in wanted:
         of_class = [gpu for gpu in units if gpu["class"] == gpu_class]
         free = [gpu for gpu in of_class if _against(gpu, profile) is None]
@@ -95,13 +96,14 @@ def choose(profile: Profile, inventory: Mapping[str, Any]) -> tuple[Sequence[Gpu
                 return group[:need], None
         if scattered := _scattered(free, profile):
             return scattered, None
-        reasons = [(gpu["index"], _against(gpu, profile)) for gpu in of_class]
-        why = [f"GPU {index} {reason}" for index, reason in reasons if reason]
+        against = [(gpu["index"], found) for gpu in of_class if (found := _against(gpu, profile))]
+        why = [f"GPU {index} {found.text}" for index, found in against]
         largest = max((len(group) for group in _groups(free, profile)), default=0)
         where = " in one NVLink domain" if largest < len(free) else ""
-        text = f"{largest} free {gpu_class}{where}, {need} needed" + (f" ({'; '.join(why[:4])})" if why else "")
-        best = max(best, (largest, "too_few_free", f"this node has {text}"))
-    return (), _problem(best[1], best[2], "free cards, or lower tensor_parallel")
+        text = f"{largest} fitting {gpu_class}{where}, {need} needed" + (f" ({'; '.join(why[:4])})" if why else "")
+        hint = _hint(profile, [found for _, found in against], enough=len(of_class) >= need, split=bool(where))
+        best = max(best, (largest, "too_few_free", f"this node has {text}", hint))
+    return (), _problem(best[1], best[2], best[3])
 
 
 def _scattered(free: Sequence[Gpu], profile: Profile) -> list[Gpu]:
@@ -123,17 +125,37 @@ def _groups(free: Sequence[Gpu], profile: Profile) -> list[list[Gpu]]:
     return [*out, unknown] if profile.nvlink is NvlinkRule.PREFER and profile.gpus_per_node == 2 else out
 
 
-def _against(gpu: Gpu, profile: Profile) -> str | None:
+class _Against(NamedTuple):
+    """Why a card can't be taken, in words that follow its number, and what could be done."""
+
+    text: str
+    hint: str
+
+
+def _against(gpu: Gpu, profile: Profile) -> _Against | None:
     if not gpu.get("placeable"):
-        return next((str(problem["text"]) for problem in gpu.get("problems", ())), "is not placeable")
+        text = next((str(problem["text"]) for problem in gpu.get("problems", ())), "is not placeable")
+        return _Against(text, "see the cards' problems in `inventory`")
     foreign = next((each for each in gpu.get("processes", ()) if each.get("foreign")), None)
     if foreign is not None:
-        return f"is used by {foreign.get('name') or 'a process'} (pid {foreign.get('pid')})"
+        text = f"is used by {foreign.get('name') or 'a process'} (pid {foreign.get('pid')})"
+        return _Against(text, "end what uses the cards")
+    if old := preflight.too_old(profile, gpu):
+        return _Against(old, "lower min_compute_capability, or use a node with newer cards")
     total, used = gpu.get("memory_total_mib"), gpu.get("memory_used_mib")
     need = profile.memory_mib_per_gpu
     if need is not None and total is not None and total - (used or 0) < need:
-        return f"has {total - (used or 0)} MiB free, {need} MiB needed"
+        hint = "lower memory_mib_per_gpu" if total < need else "end what uses the cards' memory"
+        return _Against(f"has {total - (used or 0)} MiB free, {need} MiB needed", hint)
     return None
+
+
+def _hint(profile: Profile, against: Sequence[_Against], *, enough: bool, split: bool) -> str:
+    """What can be changed: what stands against the cards where there are enough, else what asks for so many."""
+    if against and enough:
+        return ", or ".join(dict.fromkeys(found.hint for found in against))
+    fewer = f"lower {profile.counts_cards}" if profile.counts_cards else "use a node with more cards"
+    return f"{fewer}, or set nvlink: off if the group may cross domains" if split else fewer
 
 
 def _problem(code: str, text: str, hint: str) -> Problem:

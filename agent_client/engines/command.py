@@ -10,11 +10,11 @@ _SECRET_ENDS = ("-token", "-key", "-password", "-secret")
 
 
 class Origin(StrEnum):
-    USER = "user"  # the profile, or the catalog entry around it
+    USER = "user"  # the profile
     NODE = "node policy"  # the node's own file
     FABRIC = "fabric"  # the adapters that the replica's nodes share
     AUTOMATIC = "automatic"  # worked out from the node; a user's value goes before it
-    LLMGW = "llmgw"  # what must be as it is for llmgw to work
+    LLMGW = "llmgw"  # what must be as it is for llmgw to work, the served name too; and what nobody said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +49,11 @@ def ours(*texts: object, secret: bool = False) -> list[Word]:
 def asked(*texts: object) -> list[Word]:
     """Words that a user asked for; none at all when one of them is None, which is a field left out."""
     return [] if None in texts else [Word(text=str(text), origin=Origin.USER) for text in texts]
+
+
+def either(flag: str, value: object, *, default: object) -> list[Word]:
+    """A flag that the command always has: a user's word only where the value is another than llmgw's own."""
+    return ours(flag, value) if value == default else asked(flag, value)
 
 
 def extra(profile: Profile) -> list[Word]:

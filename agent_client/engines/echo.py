@@ -1,7 +1,7 @@
 """The built-in echo engine: no model at all; it says back what it is asked. For trying llmgw out, and for its tests."""
 
 from agent_client.engines.base import Launch, LaunchSpec, cards, command, environment, refuse
-from agent_client.engines.command import asked, extra, ours
+from agent_client.engines.command import extra, ours
 from agent_client.engines.options import refused, table
 from agent_client.engines.unmapped import unmapped
 
@@ -17,6 +17,6 @@ def plan(spec: LaunchSpec) -> Launch:
     refuse(spec, (*known, *unmapped(spec.profile, "echo", _UNMAPPED)))
     words = command(spec, (spec.python, f"{spec.programs}/{PROGRAM}"))
     words += ours("--host", spec.address, "--port", spec.port)
-    words += [*asked("--served-model-name", *spec.served_names), *extra(spec.profile)]
+    words += [*ours("--served-model-name", *spec.served_names), *extra(spec.profile)]
     owned = cards(spec) | ({"LLMGW_ENGINE_KEY": spec.engine_key} if spec.engine_key else {})
     return Launch(words=tuple(words), env=environment(spec, owned, secrets=["LLMGW_ENGINE_KEY"]))

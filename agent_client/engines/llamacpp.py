@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 
 from agent_client.engines.base import Launch, LaunchSpec, Readiness, cards, command, environment, refuse, refuse_env
-from agent_client.engines.command import Word, asked, extra, ours
+from agent_client.engines.command import Word, asked, either, extra, ours
 from agent_client.engines.options import OptionTable, refused, table
 from agent_client.engines.unmapped import given, unmapped
 from agent_client.profile import Problem, Profile
@@ -48,6 +48,8 @@ UNMAPPED = {
 CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3, "iq4_nl": 20, "q5_0": 6, "q5_1": 7}
 _CACHE_WORDS = {"float32": "f32", "float": "f32", "float16": "f16", "half": "f16", "bfloat16": "bf16"}
 _WHOLE = ("f32", "f16", "bf16")
+#: Requests at once, unless the profile says otherwise.
+_SLOTS = 4
 #: How several cards share a model (llama.h, enum llama_split_mode).
 SPLIT_MODES = {"layer": 1, "row": 2}
 
@@ -86,11 +88,12 @@ def plan(spec: LaunchSpec) -> Launch:
     known = refused(profile.extra_args, options(program), OWNED_FLAGS)
     dropped = unmapped(profile, variant(program), UNMAPPED, options=("parallel",))
     refuse(spec, (*known, *refuse_env(spec, OWNED_ENV), *dropped, *_unlike(profile, variant(program))))
-    parallel = int(profile.options.get("parallel", 4))
+    parallel = int(profile.options.get("parallel", _SLOTS))
     words = [*command(spec, program), *asked("--model", profile.model)]
     words += ours("--host", spec.address, "--port", spec.port)
-    words += asked("--alias", ",".join(spec.served_names))
-    words += [*asked("--parallel", parallel), *ours("--metrics")]
+    # The name alone: it looks at no request's, sorts several, and would put the first of those into each answer.
+    words += ours("--alias", spec.served_names[0])
+    words += [*either("--parallel", parallel, default=_SLOTS), *ours("--metrics")]
     # llama-server shares -c among its slots: a request may use context x 1 only when each slot has that much.
     words += asked("--ctx-size", profile.max_model_len and profile.max_model_len * parallel)
     cache = _cache_type(profile)
@@ -111,7 +114,7 @@ def _plan_python(spec: LaunchSpec, program: tuple[str, ...]) -> Launch:
     refuse(spec, (*known, *refuse_env(spec, OWNED_PYTHON_ENV), *dropped, *unlike))
     words = [*command(spec, program), *asked("--model", profile.model)]
     words += ours("--host", spec.address, "--port", spec.port)
-    words += asked("--model_alias", spec.served_names[0])
+    words += ours("--model_alias", spec.served_names[0])
     words += asked("--n_ctx", profile.max_model_len)
     words += _python_numbers(profile)
     owned = cards(spec) if profile.gpus_total else {}

@@ -17,6 +17,11 @@ from agent_client.profile.subject import Subject
 PORT, RENDEZVOUS_PORT, ADDRESS = 20_000, 20_998, "NODE"
 
 
+def stand_in_cards(profile: Profile) -> tuple[str, ...]:
+    """For a rank whose cards are not chosen yet; no UUID looks like it."""
+    return tuple(f"(card {n})" for n in range(profile.gpus_per_node))
+
+
 def problems(entry: Entry, versions: Iterable[str] = ()) -> tuple[Problem, ...]:
     """What stands against a managed entry whatever the model's files say.
 
@@ -66,7 +71,7 @@ def command(
             address=address,
             rank=rank,
             nodes=profile.nodes,
-            gpus=gpus or tuple(f"GPU-{n}" for n in range(profile.gpus_per_node)),
+            gpus=gpus or stand_in_cards(profile),
             engine_key="(made for each replica)",
             fabric_env=fabric_env or {},
             rendezvous=rendezvous or (ADDRESS, RENDEZVOUS_PORT),

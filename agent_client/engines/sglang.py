@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from agent_client.engines.base import Launch, LaunchSpec, cards, command, environment, refuse, rendezvous
-from agent_client.engines.command import Word, asked, extra, ours
+from agent_client.engines.command import Word, asked, either, extra, ours
 from agent_client.engines.options import refused, table
 from agent_client.engines.unmapped import unmapped
 from agent_client.profile import Problem, Profile
@@ -42,8 +42,8 @@ def plan(spec: LaunchSpec) -> Launch:
     words, key_by_environment = _command(spec)
     words += [*asked("--model-path", profile.model), *ours("--host", spec.address, "--port", spec.port)]
     words += asked("--revision", profile.model_revision)
-    words += asked("--served-model-name", spec.served_names[0])
-    words += asked("--tp-size", profile.tensor_parallel)
+    words += ours("--served-model-name", spec.served_names[0])
+    words += either("--tp-size", profile.tensor_parallel, default=1)
     if profile.pipeline_parallel > 1:
         words += asked("--pp-size", profile.pipeline_parallel)
     if profile.data_parallel > 1:

@@ -1,7 +1,7 @@
 """vLLM: `vllm serve MODEL …`. Checked against the complete option list of vLLM 0.32 in the tests."""
 
 from agent_client.engines.base import Launch, LaunchSpec, cards, command, environment, refuse, rendezvous
-from agent_client.engines.command import Word, asked, extra, ours
+from agent_client.engines.command import Word, asked, either, extra, ours
 from agent_client.engines.options import refused, table
 from agent_client.engines.unmapped import unmapped
 from agent_client.profile import Profile
@@ -38,8 +38,8 @@ def plan(spec: LaunchSpec) -> Launch:
     refuse(spec, (*refused(profile.extra_args, table(OPTIONS), OWNED_FLAGS), *unmapped(profile, "vLLM", {})))
     words = [*command(spec, ("vllm", "serve")), *asked(profile.model), *asked("--revision", profile.model_revision)]
     words += ours("--host", spec.address, "--port", spec.port)
-    words += asked("--served-model-name", *spec.served_names)
-    words += asked("--tensor-parallel-size", profile.tensor_parallel)
+    words += ours("--served-model-name", *spec.served_names)
+    words += either("--tensor-parallel-size", profile.tensor_parallel, default=1)
     if profile.pipeline_parallel > 1:
         words += asked("--pipeline-parallel-size", profile.pipeline_parallel)
     if profile.data_parallel > 1:

@@ -15,8 +15,9 @@ from agent_client.installed import Installed
 from agent_client.launching import launch_spec
 from agent_client.preflight import cards, models, node, programs
 from agent_client.preflight.cards import sick as sick_card
+from agent_client.preflight.cards import too_old
 from agent_client.preflight.ports import Ports
-from agent_client.preflight.programs import ask_engines, available_engines, command_for
+from agent_client.preflight.programs import ask_engines, available_engines, command_for, named_command
 from agent_client.profile import Problem, Profile, Refusal
 from agent_client.profile.memory import MemoryEstimate
 from agent_client.protocol.messages import ShardSpec
@@ -75,7 +76,7 @@ def _known(config: AgentConfig, profile: Profile, installed: Installed | None) -
 def _plan(config: AgentConfig, profile: Profile, spec: ShardSpec) -> tuple[Launch | None, tuple[Problem, ...]]:
     first = config.policy.ports[0]
     ports = range(first, first + 1 + internal_ports(profile))
-    command = command_for(config, profile.engine) or ()
+    command = named_command(config, profile.engine)
     try:
         return plan(launch_spec(config, spec, profile, ports=ports, command=command)), ()
     except PlanError as error:
@@ -90,4 +91,14 @@ def _flags(profile: Profile, launch: Launch, known: Known) -> list[Problem]:
     return [*unknown_flags(extra, known, set_by_user=True), *unknown_flags(flags, known, set_by_user=False)]
 
 
-__all__ = ["Checked", "Ports", "ask_engines", "available_engines", "check", "command_for", "sick_card"]
+__all__ = [
+    "Checked",
+    "Ports",
+    "ask_engines",
+    "available_engines",
+    "check",
+    "command_for",
+    "named_command",
+    "sick_card",
+    "too_old",
+]

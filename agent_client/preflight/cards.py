@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from agent_client.profile import EngineKind, Problem, Profile
+from agent_client.profile.subject import capability_of
 from agent_client.protocol.messages import ShardSpec
 from agent_client.protocol.states import FailureCode
 
@@ -49,6 +50,17 @@ def sick(spec: ShardSpec, inventory: Mapping[str, Any]) -> tuple[str, str] | Non
     return None
 
 
+def too_old(profile: Profile, gpu: Gpu) -> str | None:
+    """What a card says of its compute capability against what the profile asks; one that does not tell is too old."""
+    if profile.min_compute_capability is None:
+        return None
+    least, has = (capability_of(text) for text in (profile.min_compute_capability, gpu.get("compute_capability")))
+    if least is None or (has is not None and has >= least):
+        return None
+    told = gpu.get("compute_capability") or "unknown"
+    return f"has compute capability {told}, {profile.min_compute_capability} needed"
+
+
 def _against(profile: Profile, gpu: Gpu, owned_pids: set[int]) -> tuple[FailureCode, str, str] | None:
     if not gpu.get("placeable", True):
         problem = next(iter(gpu.get("problems") or [{}]))
@@ -57,6 +69,8 @@ def _against(profile: Profile, gpu: Gpu, owned_pids: set[int]) -> tuple[FailureC
     if profile.gpu_class and gpu.get("class") not in (None, "", *profile.gpu_class):
         said = f"is a {gpu['class']}, {' or '.join(profile.gpu_class)} is needed"
         return FailureCode.GPU_MISSING, said, "the control plane knew another card: it is told, and places anew"
+    if old := too_old(profile, gpu):
+        return FailureCode.GPU_MISSING, old, "lower min_compute_capability, or name a newer class"
     for process in gpu.get("processes") or []:
         # The inventory may be half a minute old: an engine of ours that ended since was not foreign in it.
         if process.get("foreign", True) and process.get("pid") not in owned_pids:

@@ -10,7 +10,7 @@ from agent_client.model_files import Model, read_model
 from agent_client.profile import EngineKind, Problem, Profile
 from agent_client.profile.model_facts import ModelFacts
 from agent_client.profile.rules import Verdict, judge
-from agent_client.profile.subject import Card, Subject
+from agent_client.profile.subject import Card, Subject, capability_of
 from agent_client.protocol.messages import ShardSpec
 from agent_client.protocol.states import FailureCode
 
@@ -102,10 +102,9 @@ def card(gpu: Mapping[str, Any]) -> Card:
     """One card of an inventory. What it shares with the machine says nothing about room for a model."""
     total, used = gpu.get("memory_total_mib"), gpu.get("memory_used_mib")
     shared = bool(gpu.get("shared_memory"))
-    major, _, minor = str(gpu.get("compute_capability") or "").partition(".")
     return Card(
         name=str(gpu.get("name") or ""),
-        capability=(int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else None,
+        capability=capability_of(gpu.get("compute_capability")),
         memory_total_mib=None if shared else total,
         memory_free_mib=total - used if not shared and total is not None and used is not None else None,
     )

@@ -30,6 +30,12 @@ def command_for(config: AgentConfig, kind: EngineKind) -> tuple[str, ...] | None
     return default if default and shutil.which(default[0]) else None
 
 
+def named_command(config: AgentConfig, kind: EngineKind) -> tuple[str, ...]:
+    """What would be run if it were there: the node's own word goes before the adapter's default, which is ()."""
+    policy = (config.policy.engines or {}).get(kind)
+    return command_for(config, kind) or (policy.command if policy and policy.command else ())
+
+
 def available_engines(config: AgentConfig) -> dict[str, str]:
     """Engine kind → version ("" where its package does not tell), as registration reports them."""
     commands = {kind: command_for(config, kind) for kind in EngineKind}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from agent_client.profile.choices import CHOICES
 from agent_client.profile.problems import Problem
+from agent_client.profile.profile import EngineKind
 from agent_client.profile.subject import Rule, Subject
 
 Capability = tuple[int, int]
@@ -109,8 +110,14 @@ def quantization(on: Subject) -> Iterator[Problem]:
 
 
 def context(on: Subject) -> Iterator[Problem]:
-    """vLLM: config/model.py _get_and_verify_max_len; SGLang: configs/model_config.py _derive_context_length."""
+    """vLLM: config/model.py _get_and_verify_max_len; SGLang: configs/model_config.py _derive_context_length.
+
+    llama-server cuts it down to the model's with no more than a line of its output (server: n_ctx_train, "capping").
+    """
     asked, most = on.profile.max_model_len, on.facts.context
+    if on.profile.engine is EngineKind.LLAMACPP:
+        yield from _llama_context(on)
+        return
     override = "VLLM_ALLOW_LONG_MAX_MODEL_LEN" if on.is_vllm else "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
     if asked is None or most is None or asked <= most or on.profile.env.get(override) in ("1", "true", "True"):
         return
@@ -121,6 +128,18 @@ def context(on: Subject) -> Iterator[Problem]:
         "max_model_len",
         f"max_model_len {asked} is above the model's {most}",
         f"lower it to {most}; if you know that the model can do it, set env: {{{override}: '1'}}",
+    )
+
+
+def _llama_context(on: Subject) -> Iterator[Problem]:
+    asked, most = on.profile.max_model_len, on.facts.context
+    if asked is None or most is None or asked <= most or on.has_argument("--rope*", "--yarn*", "--override-kv"):
+        return
+    yield on.problem(
+        "context_exceeds_model",
+        "max_model_len",
+        f"max_model_len {asked} is above the model's {most}",
+        f"lower it to {most}, or scale the model's positions in extra_args",
     )
 
 

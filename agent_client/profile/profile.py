@@ -96,6 +96,13 @@ class Profile:
         return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
 
     @property
+    def counts_cards(self) -> str:
+        """The fields that ask for more than one card, for a hint: "tensor_parallel or pipeline_parallel"."""
+        names = ("tensor_parallel", "pipeline_parallel", "data_parallel")
+        large = [name for name in names if getattr(self, name) > 1]
+        return " or ".join(large or ["gpus"]) if self.gpus_total > 1 else ""
+
+    @property
     def gpus_per_node(self) -> int:
         return self.gpus_total // self.nodes
 

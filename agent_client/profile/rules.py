@@ -31,7 +31,8 @@ _ELSEWHERE = (
     "--hf-overrides*",
     "--kt-*",
 )
-_WITH_RULES = (EngineKind.VLLM, EngineKind.SGLANG)
+#: Whose need of memory is known.
+_MEASURED = (EngineKind.VLLM, EngineKind.SGLANG)
 _SHARE_KNOWN_MIB = 256  # what a driver keeps of an idle card
 
 
@@ -48,10 +49,8 @@ class Verdict:
 def judge(on: Subject) -> Verdict:
     """Every rule's problems, in a stable order, and the memory estimate with its parts."""
     made = estimate(on.profile, on.facts)
-    if on.profile.engine not in _WITH_RULES:
-        return Verdict(problems=(), estimate=made)
-    problems = [problem for rule in RULES for problem in rule(on)]
-    if on.profile.gpus_total:
+    problems = [problem for rule in _RULES_OF.get(on.profile.engine, ()) for problem in rule(on)]
+    if on.profile.gpus_total and on.profile.engine in _MEASURED:
         problems += list(memory(on, made))
     return Verdict(problems=tuple(_with_sizes(on, problems)), estimate=made)
 
@@ -129,3 +128,5 @@ def _with_sizes(on: Subject, problems: list[Problem]) -> Iterator[Problem]:
 
 
 RULES: tuple[Rule, ...] = (*shapes.RULES, *abilities.RULES)
+#: llama.cpp splits layers and rows as they come.
+_RULES_OF = {EngineKind.VLLM: RULES, EngineKind.SGLANG: RULES, EngineKind.LLAMACPP: (abilities.context,)}

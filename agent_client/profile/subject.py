@@ -77,6 +77,12 @@ def _starts(given: set[str], prefix: str) -> bool:
     return any(name.startswith(prefix) for name in given)
 
 
+def capability_of(text: object) -> tuple[int, int] | None:
+    """Of "9.0"; None for what is no version."""
+    major, _, minor = str(text or "").partition(".")
+    return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else None
+
+
 def divisors(number: int, most: int = 64) -> tuple[int, ...]:
     return tuple(n for n in range(1, most + 1) if number % n == 0)
 

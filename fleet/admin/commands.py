@@ -13,6 +13,7 @@ from fleet.admin.display import folded, log, table
 from fleet.models import CatalogModel, Replica, Shard
 
 _ELSEWHERE = "On a node; port, key, cards and the program's path are its own."
+_PROGRAM = "The program's path is the node's own, by policy.engines in its agent.yaml."
 _SHOWN_RANKS = 2  # those after differ from the second in their number alone
 
 
@@ -38,7 +39,7 @@ def of_replica(replica: Replica, shards: Iterable[Shard]) -> SafeString | str:
         launches = [_of_shard(profile, names, replica, shard, newest[0].node.mgmt_addr) for shard in newest]
     except ProfileError as error:
         return str(error)
-    return _ranks(launches) if launches else "-"
+    return format_html("<p>{}</p>{}", _PROGRAM, _ranks(launches)) if launches else "-"
 
 
 def _of_shard(profile: Profile, names: tuple[str, ...], replica: Replica, shard: Shard, head: str) -> Launch:

@@ -113,7 +113,14 @@ WRONG: list[tuple[Callable[[Node], Any], str, dict[str, Any], str, str]] = [
     (nothing, LLAMA8, {"gpu_class": L4}, "memory_context", "131072 tokens needs 16.0 GiB"),
     (nothing, QWEN8, {"pipeline_parallel": 40, "nvlink": "off"}, "too_many_stages", "40 is more than its 36 layers"),
     (nothing, QWEN8, {"expert_parallel": True}, "no_experts", "it has no experts"),
-    (nothing, QWEN8, {"tensor_parallel": 8}, "too_few_free", "4 free h100-sxm-80gb in one NVLink domain, 8 needed"),
+    (
+        nothing,
+        QWEN8,
+        {"min_compute_capability": "10.0"},
+        "too_few_free",
+        "GPU 0 has compute capability 9.0, 10.0 needed",
+    ),
+    (nothing, QWEN8, {"tensor_parallel": 8}, "too_few_free", "4 fitting h100-sxm-80gb in one NVLink domain, 8 needed"),
     (nothing, QWEN8, {"gpu_class": "a100-sxm-80gb"}, "no_class", "a100-sxm-80gb is needed"),
     (nothing, QWEN8, {"extra_args": ["--swap-space", "4"]}, "flag_unknown", "--swap-space in extra_args: the vllm"),
     (nothing, QWEN8, {"extra_args": ["--tensor-parallel", "2"]}, "flag_owned", "it reaches --tensor-parallel-size"),
@@ -173,6 +180,34 @@ def test_a_right_profile_shows_command_environment_origins_and_memory(node: Node
     assert out["origins"][argv[0]] == "node policy"
     assert out["memory"]["parts"][0]["bytes"] == MODELS[QWEN8]["tensor_bytes"] // 2
     assert "CANARY" not in json.dumps(out)
+
+
+@pytest.mark.parametrize(
+    ("fields", "hint"),
+    [
+        ({"pipeline_parallel": 36}, "lower pipeline_parallel"),
+        ({"tensor_parallel": 8}, "lower tensor_parallel"),
+        ({"tensor_parallel": 4, "pipeline_parallel": 2}, "lower tensor_parallel or pipeline_parallel"),
+        ({"memory_mib_per_gpu": 90_000}, "lower memory_mib_per_gpu"),
+        ({"memory_mib_per_gpu": 90_000, "tensor_parallel": 8}, "lower tensor_parallel"),
+        ({"min_compute_capability": "12.0"}, "lower min_compute_capability, or use a node with newer cards"),
+    ],
+)
+def test_a_hint_names_what_can_be_changed(node: Node, capsys: Any, fields: dict[str, Any], hint: str) -> None:
+    assert node.run({"engine": "vllm", "model": node.model(QWEN8), "gpu_class": H100, **fields}, "--json") == 1
+    problems = json.loads(capsys.readouterr().out)["problems"]
+    (told,) = [problem["hint"] for problem in problems if problem["code"] == "too_few_free"]
+    assert told.split(", or set nvlink")[0] == hint
+
+
+def test_the_command_that_is_shown_invents_nothing(node: Node, capsys: Any) -> None:
+    """The program that the node names, there or not, and no card's UUID where there is no card."""
+    (node.folder / "env" / "bin" / "vllm").unlink()
+    node.write("inventory.json", {**INVENTORY, "gpus": []})
+    assert node.run({"engine": "vllm", "model": node.model(QWEN8), "tensor_parallel": 2}, "--json") == 1
+    out = json.loads(capsys.readouterr().out)
+    assert out["argv"][:2] == [str(node.folder / "env" / "bin" / "vllm"), "serve"]
+    assert out["env"]["CUDA_VISIBLE_DEVICES"] == "(card 0),(card 1)"
 
 
 def test_every_rank_is_shown_where_there_are_several(node: Node, capsys: Any) -> None:

@@ -76,6 +76,7 @@ def use_client(client: openai.OpenAI) -> None:
     )
     chunks = list(stream)
     assert chunks[-1].usage
+    assert {chunk.model for chunk in chunks} == {whole.model} == {"tiny"}  # the name, whichever alias was asked for
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
     leaving = client.chat.completions.create(model="tiny", messages=messages, max_tokens=400, stream=True)
     next(iter(leaving))

@@ -132,6 +132,7 @@ def test_llamacpp(program: str, profile: dict[str, Any], names: list[str]) -> No
     made = launch("llamacpp", command=command, served_names=tuple(names), options=options, **profile)
     found = checked(made.argv[len(command) or 1 :], program)
     assert found["--model"] == ["/models/m"]
+    assert found["--model_alias" if program == "llama_cpp_python" else "--alias"] == names[:1]  # answers carry it
     if program != "llama_cpp_python" and "max_model_len" in profile:
         assert found["--ctx-size"] == [str(2 * profile["max_model_len"])]  # its slots share it
     assert KEY not in " ".join(made.argv)
@@ -259,13 +260,26 @@ def test_each_word_and_variable_tells_who_decided_it() -> None:
     assert values["CUDA_VISIBLE_DEVICES"][1] is Origin.LLMGW
     shown = made.origins
     assert shown["/opt/vllm"] is Origin.NODE
-    for name in ("/models/m", "--tensor-parallel-size", "--max-num-seqs", "-O", "--served-model-name"):
+    for name in ("/models/m", "--tensor-parallel-size", "--max-num-seqs", "-O"):
         assert shown[name] is Origin.USER
-    for name in ("--port", "--host", "--master-addr", "--nnodes"):
+    for name in ("--port", "--host", "--master-addr", "--nnodes", "--served-model-name"):
         assert shown[name] is Origin.LLMGW
     assert {name for name in shown if name.isdecimal()} == set()
     flags = {word.split("=")[0] for word in made.argv if word.startswith("-")}
     assert set(shown) == flags | set(values) | {"/opt/vllm", "serve", "/models/m"}
+
+
+@pytest.mark.parametrize(
+    ("engine", "flag", "said"),
+    [
+        ("vllm", "--tensor-parallel-size", {"tensor_parallel": 2}),
+        ("sglang", "--tp-size", {"tensor_parallel": 2}),
+        ("llamacpp", "--parallel", {"options": {"parallel": 2}}),
+    ],
+)
+def test_what_nobody_wrote_is_not_called_a_users(engine: str, flag: str, said: dict[str, Any]) -> None:
+    assert launch(engine, gpus=("GPU-0",)).origins[flag] is Origin.LLMGW
+    assert launch(engine, gpus=("GPU-0",), **said).origins[flag] is Origin.USER
 
 
 def test_what_is_worked_out_gives_way_to_a_users_value() -> None:

@@ -94,6 +94,13 @@ WRONG: list[tuple[str, str, str, list[Card], dict[str, Any]]] = [
     ),
     ("context_exceeds_model", "max_model_len 131072 is above the model's 40960", QWEN8, [], {"max_model_len": 131_072}),
     ("context_exceeds_model", "32769", QWEN7, [], {"engine": "sglang", "max_model_len": 32_769}),
+    (
+        "context_exceeds_model",
+        "max_model_len 999999 is above the model's 40960",
+        QWEN8,
+        [],
+        {"engine": "llamacpp", "max_model_len": 999_999},
+    ),
     ("dtype_unsupported", "needs compute capability 8.0, Tesla T4 has 7.5", QWEN8, [T4], {"dtype": "bfloat16"}),
     ("dtype_unknown", "no dtype bf16", QWEN8, [], {"dtype": "bf16"}),
     ("quantization_unknown", "no quantization wizquant", QWEN8, [], {"quantization": "wizquant"}),
@@ -158,6 +165,8 @@ RIGHT: list[tuple[str, list[Card], dict[str, Any]]] = [
     (QWEN8, [], {"quantization": "what-comes-next", "engine_version": (0, 40)}),
     (QWEN8, [BUSY], {"tensor_parallel": 4, "engine": "sglang"}),  # it takes what is free
     (LLAMA70, [T4], {"engine": "llamacpp"}),
+    (QWEN8, [], {"engine": "llamacpp", "max_model_len": 131_072, "extra_args": ["--rope-scaling", "yarn"]}),
+    (QWEN8, [], {"engine": "llamacpp", "max_model_len": 131_072, "extra_args": ["--yarn_orig_ctx=40960"]}),
     (LLAMA70, [T4], {"gpus": 0}),
 ]
 
