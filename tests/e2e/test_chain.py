@@ -216,3 +216,43 @@ def test_a_router_alone_serves_a_file_and_survives_an_endpoint(tmp_path: Path) -
         assert [house.chat("echo", "x") for _ in range(20)] == ["x"] * 20
     finally:
         house.close()
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(300)
+def test_an_engine_that_accepts_and_never_answers_is_out_of_routing_and_restarted(house: House) -> None:
+    """Failures 35: passed over within 10 s, the next attempt within 120 s. That a busy engine is never restarted goes
+    before: a long prefill is passed over in the same way, but only unanswered probes and standing figures end one."""
+    house.agent()
+    wait_for(lambda: house.node()["status"] == "ready", "the node to be ready")
+    house.api("models/", {**VLLM, "replicas": 2})
+
+    def seen(what: str) -> list[object]:
+        return sorted(replica[what] for replica in house.api("replicas/")["results"])
+
+    wait_for(lambda: seen("state") == ["ready", "ready"], "both replicas")
+    wait_for(lambda: house.chat("tiny", "hello"), "the route")
+    hung, other = house.engine_pids()
+    os.kill(hung, signal.SIGSTOP)  # the kernel still takes its connections
+    begun = time.monotonic()
+
+    def words(_: int) -> str:
+        try:
+            with house.stream("tiny", "still here") as answer:
+                return "".join(filter(None, map(content, answer)))
+        except OSError:
+            return ""  # of the one that hangs, until that is ended
+
+    with ThreadPoolExecutor(4) as pool:
+        first = [pool.submit(words, number) for number in range(4)]
+        time.sleep(10 - (time.monotonic() - begun))
+        assert not all(stream.done() for stream in first)  # some are with the one that hangs
+        for _ in range(20):
+            assert house.chat("tiny", "at once") == "at once"
+        wait_for(lambda: hung not in house.engine_pids(), "the end of the one that hangs", 120)
+        wait_for(lambda: seen("state") == ["ready", "ready"], "both replicas again", 120)
+    took = time.monotonic() - begun
+    print(f"restarted and ready after {took:.0f} s")
+    assert took < 120 * PATIENCE
+    assert other in house.engine_pids()
+    assert seen("attempt") == [1, 2]
