@@ -2,8 +2,12 @@
 
 from django.contrib import admin
 from django.http import HttpRequest, HttpResponse
-from django.urls import include, path
+from django.urls import include, path, re_path
 from django.views.generic import RedirectView
+
+from fleet.api.index import Elsewhere, Index
+from fleet.api.urls import router as fleet_api
+from routing.api.urls import router as keys_api
 
 
 def healthz(request: HttpRequest) -> HttpResponse:
@@ -18,4 +22,6 @@ urlpatterns = [
     path("admin/", admin.site.urls),
     path("api/v1/", include("routing.api.urls")),
     path("api/v1/", include("fleet.api.urls")),
+    path("api/v1/", Index.as_view(resources=[name for name, *_ in (*keys_api.registry, *fleet_api.registry)])),
+    re_path("^api/v1(?:/|$)", Elsewhere.as_view()),
 ]

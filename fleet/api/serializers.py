@@ -137,6 +137,10 @@ class RolloutSerializer(serializers.ModelSerializer[Rollout]):
         ]
 
 
+class CordonRequest(serializers.Serializer[Any]):
+    reason = serializers.CharField(max_length=500, required=False, allow_blank=True, default="")
+
+
 class DrainRequest(serializers.Serializer[Any]):
     """How long what runs may go on. Without it a node has an hour, a replica its profile's time."""
 

@@ -13,4 +13,5 @@ router.register("replicas", ReplicaViewSet, basename="replica")
 router.register("events", EventViewSet, basename="event")
 #: Before the router's own: a model's name may have slashes, so its page takes whatever follows.
 plan = path("models/<path:pk>/plan/", ModelViewSet.as_view({"post": "plan"}), name="model-plan")
-urlpatterns = [plan, *router.urls, path("schema", SpectacularAPIView.as_view(), name="schema")]
+schema = SpectacularAPIView.as_view()
+urlpatterns = [plan, *router.urls, path("schema/", schema, name="schema"), path("schema", schema)]

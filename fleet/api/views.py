@@ -6,7 +6,7 @@ from django.utils import timezone
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema, extend_schema_view
 from rest_framework.decorators import action
-from rest_framework.exceptions import NotFound
+from rest_framework.exceptions import NotFound, ValidationError
 from rest_framework.mixins import ListModelMixin, RetrieveModelMixin
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -15,6 +15,7 @@ from rest_framework.viewsets import GenericViewSet, ViewSet
 
 from fleet import snapshots
 from fleet.api.serializers import (
+    CordonRequest,
     DrainRequest,
     EventSerializer,
     GpuDrainRequest,
@@ -36,6 +37,7 @@ ENTRY = OpenApiTypes.OBJECT
     create=extend_schema(request=ENTRY, responses={201: ENTRY}),
     retrieve=extend_schema(responses=ENTRY),
     update=extend_schema(request=ENTRY, responses=ENTRY),
+    partial_update=extend_schema(request=ENTRY, responses=ENTRY),
     destroy=extend_schema(responses={204: None}),
 )
 class ModelViewSet(ViewSet):
@@ -48,17 +50,22 @@ class ModelViewSet(ViewSet):
         return Response({"results": catalog.export_catalog()["models"]})
 
     def create(self, request: Request) -> Response:
-        entry = catalog.read_entry(request.data)
-        catalog.save_entry(entry, actor=request.user.get_username())
+        entry = catalog.read_entry(_object(request))
+        catalog.save_entry(entry, actor=request.user.get_username(), new=True)
         return Response(entry.to_dict(), status=201)
 
     def retrieve(self, request: Request, pk: str) -> Response:
         return Response(self._one(pk))
 
     def update(self, request: Request, pk: str) -> Response:
-        entry = catalog.read_entry({**request.data, "name": pk})
+        """The whole entry, which is made where there is none."""
+        entry = catalog.read_entry(_named(request, pk))
         catalog.save_entry(entry, actor=request.user.get_username())
         return Response(entry.to_dict())
+
+    def partial_update(self, request: Request, pk: str) -> Response:
+        """What shall be different (RFC 7396): mappings are merged, null takes a field away."""
+        return Response(catalog.change_entry(pk, _named(request, pk), actor=request.user.get_username()).to_dict())
 
     def destroy(self, request: Request, pk: str) -> Response:
         catalog.delete_model(pk, actor=request.user.get_username())
@@ -102,7 +109,7 @@ class ModelViewSet(ViewSet):
 
         Body: empty for the stored profile; a profile, alone or as `profile` beside the model's `model_config`.
         """
-        body = request.data if isinstance(request.data, dict) else {}
+        body = _object(request)
         draft = body.get("profile") if body.keys() & {"profile", "model_config"} else (body or None)
         return Response(show_plan(explanations.plan(pk, draft=draft, config=body.get("model_config"))))
 
@@ -126,9 +133,10 @@ class NodeViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Node]):
     lookup_value_regex = "[^/]+"
     filterset_fields = ["status", "schedulable"]
 
+    @extend_schema(request=CordonRequest)
     @action(detail=True, methods=["post"])
     def cordon(self, request: Request, name: str) -> Response:
-        reason = str(request.data.get("reason", ""))
+        reason = _checked(CordonRequest, request)["reason"]
         operations.cordon_node(node=self.get_object(), reason=reason, actor=request.user.get_username())
         return Response(NodeSerializer(self.get_object()).data)
 
@@ -225,6 +233,20 @@ class ReplicaViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Replica]
             drain_seconds=_checked(DrainRequest, request).get("deadline_seconds", 0.0),
         )
         return Response(ReplicaSerializer(self.get_object()).data)
+
+
+def _object(request: Request) -> dict[str, Any]:
+    if not isinstance(request.data, dict):
+        raise ValidationError(f"keys and values are needed, not a {type(request.data).__name__}")
+    return request.data
+
+
+def _named(request: Request, name: str) -> dict[str, Any]:
+    """The body, of the model that the address names."""
+    given = _object(request)
+    if given.get("name", name) != name:
+        raise ValidationError({"name": f"a model can't be renamed: leave it out, or give {name}"})
+    return {**given, "name": name}
 
 
 def _checked(kind: type[Serializer[Any]], request: Request) -> dict[str, Any]:

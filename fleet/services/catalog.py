@@ -9,6 +9,7 @@ from django.db import IntegrityError, transaction
 from agent_client.engines import preview
 from agent_client.profile import Entry, Problem, ProfileError, parse_catalog, parse_entry
 from fleet import doorbell
+from fleet.domain.patch import merged
 from fleet.domain.states import ReplicaWish
 from fleet.domain.words import counted
 from fleet.models import CatalogModel, Node, ProfileRevision, Replica, ServedName
@@ -54,13 +55,24 @@ def refuse_unrunnable(entries: Iterable[Entry], versions: Mapping[str, Collectio
         raise ProfileError(found)
 
 
-def save_entry(entry: Entry, *, actor: str) -> bool:
-    """Create or change one model; whether anything changed."""
+def save_entry(entry: Entry, *, actor: str, new: bool = False) -> bool:
+    """Create or change one model; whether anything changed. `new`: FleetError where it is there already."""
     try:
         with transaction.atomic():
-            return _save(entry, actor)
+            return _save(entry, actor, new)
     except IntegrityError:
         raise FleetError("name_taken", f"cannot save {entry.name}: another model has that name or alias") from None
+
+
+@transaction.atomic
+def change_entry(name: str, patch: Mapping[str, Any], *, actor: str) -> Entry:
+    """Change what the patch names and leave the rest (RFC 7396)."""
+    model = CatalogModel.objects.select_for_update().filter(name=name, leaving=False).first()
+    if model is None:
+        raise FleetError("model_unknown", f"cannot change {name}: there is no such model")
+    entry = read_entry(merged(_stored(model), dict(patch)))
+    save_entry(entry, actor=actor)
+    return entry
 
 
 @transaction.atomic
@@ -210,9 +222,12 @@ def _differences(model: CatalogModel, entry: Entry) -> tuple[str, ...]:
     return tuple(out)
 
 
-def _save(entry: Entry, actor: str) -> bool:
+def _save(entry: Entry, actor: str, new: bool) -> bool:
     model = CatalogModel.objects.select_for_update().filter(name=entry.name).first()
     columns = _columns(entry)
+    if new and model is not None and not model.leaving:
+        hint = "PUT replaces it, PATCH changes parts of it"
+        raise FleetError("name_taken", f"cannot add {entry.name}: there is a model of that name", hint)
     if model is None:
         model = CatalogModel.objects.create(name=entry.name, **columns)
         renewed, before = True, 0

@@ -25,6 +25,9 @@ class KeySerializer(serializers.ModelSerializer[ApiKey]):
             "created_at",
         ]
         read_only_fields = ["id", "prefix", "revoked_at", "created_at"]
+        extra_kwargs: dict[str, Any] = {
+            "name": {"validators": []}
+        }  # a taken name is a conflict, which the service tells
 
     def validate_allowed_models(self, value: Any) -> Any:
         if value is not None and not (isinstance(value, list) and all(isinstance(each, str) for each in value)):

@@ -62,7 +62,7 @@ def test_a_key_made_in_the_api_works_is_shown_once_and_can_be_revoked(api: Clien
     assert (key.limits.requests_per_minute, key.limits.tokens_per_month) == (5, 7)
     assert send(api, "post", f"keys/{made['id']}/revoke/")[1]["revoked_at"]
     assert not works(made["key"])
-    assert send(api, "post", "keys/", name="ci")[0] == 400
+    assert send(api, "post", "keys/", name="ci")[0] == 409
     assert send(api, "post", "keys/", name="x", allowed_models="m")[0] == 400
     assert send(api, "post", "keys/", name="x", concurrency=0)[0] == 400
 
