@@ -17,6 +17,7 @@ from django.db import connections
 from django.db.backends.signals import connection_created
 from django.db.backends.sqlite3.base import SQLiteCursorWrapper
 
+from agent_client.identity import save_identity
 from agent_client.ledger import Ledger
 from fleet.models import Node, Replica
 from tests.simulate.loop import PROCESS
@@ -67,10 +68,15 @@ def patched(world: "World") -> Iterator[None]:
         assert process is not None
         return process.node  # type: ignore[no-any-return]
 
-    def full_disk(ledger: Any) -> None:
-        if node().disk_full:
-            raise OSError(28, "No space left on device")
-        save(ledger)
+    def on_its_disk(write: Callable[..., Any]) -> Callable[..., Any]:
+        """What the agent writes: ledger, identity, the first byte of an engine's output."""
+
+        def written(*given: Any, **more: Any) -> Any:
+            if node().disk_full:
+                raise OSError(28, "No space left on device")
+            return write(*given, **more)
+
+        return written
 
     def execute(cursor: Any, query: str, params: Any = None) -> Any:
         world.refuse_write(query)
@@ -82,7 +88,7 @@ def patched(world: "World") -> Iterator[None]:
     def new_uuid() -> uuid.UUID:
         return uuid.UUID(int=chance.getrandbits(128), version=4)
 
-    save, really_execute = Ledger._save, SQLiteCursorWrapper.execute
+    really_execute = SQLiteCursorWrapper.execute
     with ExitStack() as stack:
         for target, name, new in [
             ("django.utils.timezone", "now", world.wall_now),
@@ -109,12 +115,17 @@ def patched(world: "World") -> Iterator[None]:
             ("agent_client.probes", "ready", world.ready),
             ("agent_client.probes", "load", world.figures),
             ("agent_client.app.Agent", "_fetch", fetch),
-            ("agent_client.ledger.Ledger", "_save", full_disk),
+            ("agent_client.ledger.Ledger", "_save", on_its_disk(Ledger._save)),
+            ("agent_client.app", "save_identity", on_its_disk(save_identity)),
             ("agent_client.supervisor.processes", "start_time", kernel.start_time),
             ("agent_client.supervisor.processes", "marked", kernel.marked),
             ("agent_client.supervisor.processes", "signal_all", kernel.signal_all),
             ("agent_client.supervisor.processes", "signal_group", kernel.signal_group),
-            ("agent_client.supervisor.attempt", "subprocess", SimpleNamespace(Popen=kernel.popen, DEVNULL=-3)),
+            (
+                "agent_client.supervisor.attempt",
+                "subprocess",
+                SimpleNamespace(Popen=on_its_disk(kernel.popen), DEVNULL=-3),
+            ),
             ("agent_client.supervisor", "time", time),
             ("agent_client.supervisor.engine", "time", time),
             ("agent_client.app", "oom_killed", lambda pids: False),

@@ -153,3 +153,23 @@ def test_the_judge_excuses_no_end_during_a_drain_that_asked_for_none() -> None:
             await w.sleep(5)
 
     tell(story, nodes=1)
+
+
+def test_a_machine_whose_disk_is_full_while_it_joins_comes_in_when_there_is_room() -> None:
+    """Its identity can't be kept then; what it was told is not lost for good."""
+
+    async def story(w: World) -> None:
+        w.machines[0].disk_full = True
+        w.start_web()
+        w.start_worker()
+        for machine in w.machines:
+            w.start_agent(machine)
+        await w.sleep(30)
+        w.machines[0].disk_full = False
+        await until(w, 2 * MINUTE, lambda: Node.objects.filter(status=NodeStatus.READY).count() == 2)
+        w.kill_agent(w.machines[0])
+        w.start_agent(w.machines[0])
+        await w.sleep(60)
+        assert [node.status for node in Node.objects.all()] == [NodeStatus.READY] * 2
+
+    tell(story, nodes=2)
