@@ -25,7 +25,7 @@ from agent_client.profile import Catalog
 from fleet.endpoints import ROUTES_CHANNEL, FlowWord, hear_flows, published
 from routing.domain import limits
 from routing.models import ApiKey, Ejection, Usage
-from routing.table import FORMAT_VERSION
+from routing.table import FORMAT_VERSION, mark_of
 
 log = logging.getLogger("routing")
 
@@ -167,7 +167,9 @@ class Feed(threading.Thread):
     def _publish(self) -> None:
         if time.monotonic() - self._used_at >= USED_SECONDS:
             self._used, self._used_at = used_tokens(datetime.now(UTC)), time.monotonic()
-        if write(self._path, document(self._used)):
+        changed = write(self._path, document(self._used))
+        mark_of(self._path).touch()
+        if changed:
             self._on_change()
 
     def _tell_flows(self) -> None:

@@ -14,6 +14,8 @@ from routing.domain.timers import Timers
 from routing.keys import Key
 
 FORMAT_VERSION = 1
+#: So old the feed's last word may be that there is no other key.
+FRESH_SECONDS = 10.0
 
 N = TypeVar("N", int, float)
 
@@ -80,6 +82,19 @@ def load(path: Path) -> RoutingTable:
         raise TableError(f"cannot read {path}: {error.strerror}") from None
     except msgspec.DecodeError as error:
         raise TableError(f"cannot read {path}: {error}") from None
+
+
+def mark_of(path: Path) -> Path:
+    """A file that the feed touches whenever the routes file says what the database does."""
+    return path.with_suffix(".fresh")
+
+
+def is_fresh(path: Path, now: float) -> bool:
+    """Whether a key that the file does not name is none. Without a feed the file alone decides."""
+    try:
+        return now - mark_of(path).stat().st_mtime < FRESH_SECONDS
+    except OSError:
+        return True
 
 
 def parse(data: Any) -> RoutingTable:

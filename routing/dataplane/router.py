@@ -56,6 +56,7 @@ class Router:
         self.clients: set[ClientConnection] = set()
         self._watch = Watch(self.clients)
         self.stopping = False
+        self.keys_fresh = True  # the table's keys are those of the database, as far as is known
         self.heads: dict[bytes, Head] = {}  # see http1.apart
         self._on_usage = on_usage
         self._no_auth = no_auth
@@ -98,7 +99,7 @@ class Router:
         if self._table.auth and not self._no_auth:
             found = authenticate(self._table.keys, surface.given_key(request), datetime.now(UTC))
             if isinstance(found, Denied):
-                if found is Denied.UNKNOWN and not self._table.keys_complete:
+                if found is Denied.UNKNOWN and not (self._table.keys_complete and self.keys_fresh):
                     return refusal(503, "cannot check the key now: the control plane is away", retry_after=5)
                 return refusal(401, f"cannot authenticate: the API key is {found}", code="invalid_api_key")
             request.key = request.head.key = found

@@ -20,7 +20,7 @@ from routing.dataplane.router import Router
 from routing.dataplane.usage_files import Spool, UsageLog
 from routing.server.listening import CANNOT_LISTEN, open_listener
 from routing.server.shared import Shared
-from routing.table import RoutingTable, TableError, load
+from routing.table import RoutingTable, TableError, is_fresh, load
 
 log = logging.getLogger("routing")
 
@@ -108,6 +108,7 @@ async def _reload(router: Router, path: Path, control_fd: int | None) -> None:
         loop.add_reader(control_fd, readable)
     seen = 0
     while True:
+        router.keys_fresh = is_fresh(path, time.time())
         with contextlib.suppress(OSError):
             changed = path.stat().st_mtime_ns  # noqa: ASYNC240  (a local file's stat takes microseconds)
             if changed != seen:

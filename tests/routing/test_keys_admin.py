@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from django.core.management import CommandError, call_command
+from django.db import OperationalError
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
@@ -28,7 +29,7 @@ from routing.domain.timers import Timers
 from routing.keys import Key, authenticate, digest
 from routing.models import ApiKey, Ejection, Usage
 from routing.services import create_key, revoke_key
-from routing.table import parse
+from routing.table import is_fresh, mark_of, parse
 from tests.e2e.harness import ROOT
 
 pytestmark = pytest.mark.django_db
@@ -248,6 +249,25 @@ def test_f46_who_is_left_out_is_shown_with_reason_and_expiry_until_it_returns(
     (tmp_path / "0.json").write_text(json.dumps({"ejections": []}))
     feed.note_ejections(tmp_path)
     assert not Ejection.objects.exists()
+
+
+def test_the_feed_says_when_it_has_seen_the_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "routes.json"
+    told = feed.Feed(path, tmp_path, tmp_path, lambda: None)
+    with monkeypatch.context() as away:
+        away.setattr(feed, "document", refuse)
+        with pytest.raises(OperationalError):
+            told._publish()
+    assert not mark_of(path).exists()
+    told._publish()
+    os.utime(mark_of(path), (0, 0))
+    assert not is_fresh(path, time.time())
+    told._publish()  # nothing has changed, but that is known
+    assert is_fresh(path, time.time())
+
+
+def refuse(*_: object) -> None:
+    raise OperationalError("the database is away")
 
 
 def run_without_database(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":

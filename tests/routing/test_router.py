@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from routing.domain import openai
 from routing.domain.sse import SseReader
 from routing.keys import Denied, Key, authenticate, new_key
+from routing.table import FRESH_SECONDS, mark_of
 from tests.e2e.harness import ROOT, wait_for
 from tests.support.ports import free_port
 
@@ -148,6 +149,21 @@ def test_an_unknown_key_without_a_database_is_503_not_401(run: Run) -> None:
     run.write([], keys=[], keys_complete=False)
     run.start()
     assert run.status(chat())[0] == 503
+
+
+def test_row_49_an_unknown_key_is_503_while_the_database_is_away_and_401_when_it_is_back(run: Run) -> None:
+    """The feed says when it has last seen the database; known keys are served meanwhile."""
+    run.write([run.engine()[0]])
+    mark = mark_of(run.routes)
+    mark.touch()
+    os.utime(mark, (time.time() - 2 * FRESH_SECONDS,) * 2)
+    run.start()
+    unknown = new_key()[0]
+    assert run.status(chat())[0] == 200
+    status, _, headers = run.status(chat(), unknown)
+    assert (status, headers["retry-after"]) == (503, "5")
+    mark.touch()
+    wait_for(lambda: run.status(chat(), unknown)[0] == 401, "the feed's word")
 
 
 def test_a_dead_endpoint_costs_no_request(run: Run) -> None:
