@@ -16,6 +16,7 @@ from unfold.admin import ModelAdmin
 from unfold.decorators import display
 from unfold.widgets import UnfoldAdminTextareaWidget
 
+from fleet.admin.fields import NamesField
 from fleet.endpoints import ring_routes
 from routing.domain import limits
 from routing.models import ApiKey, Ejection, Usage
@@ -39,21 +40,14 @@ def last_day() -> list[dict[str, Any]]:
     return [{**row, "into": brief(row["into"] or 0), "out": brief(row["out"] or 0)} for row in found]
 
 
-class NamesOrAll(forms.JSONField):
-    """Nothing is written where every model is allowed."""
-
-    def prepare_value(self, value: Any) -> Any:
-        return "" if value is None else super().prepare_value(value)
-
-
 class ApiKeyForm(forms.ModelForm):
     class Meta:
         model = ApiKey
         fields = "__all__"
-        field_classes = {"allowed_models": NamesOrAll}
+        field_classes = {"allowed_models": NamesField}
         widgets = {"allowed_models": UnfoldAdminTextareaWidget(attrs={"rows": 2})}
         help_texts = {
-            "allowed_models": 'names that it may ask for, such as ["bge-m3"]; empty: all',
+            "allowed_models": "names that it may ask for, with commas between them, such as bge-m3, qwen; empty: all",
             "requests_per_minute": "each limit left empty is none; what goes beyond is answered with 429",
             "expires_at": "UTC; from then on it is answered with 401",
             "may_manage": "may also use the REST API, that is, change the fleet",

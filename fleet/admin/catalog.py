@@ -1,6 +1,5 @@
 """Catalog models: edited as the catalog file's entry, checked by the same rules, saved by the same service."""
 
-import json
 from datetime import datetime
 from typing import Any
 
@@ -22,6 +21,7 @@ from fleet.admin.base import MachineOwnedAdmin
 from fleet.admin.confirm import ask
 from fleet.admin.display import badge, link, table, when
 from fleet.admin.explanation import panel
+from fleet.admin.fields import NamesField, YamlField
 from fleet.admin.page import LivePage, Page, sections
 from fleet.admin.planning import plan
 from fleet.admin.rollouts import ROLL_BACK, rollout_acts, told_of_roll_back, told_state
@@ -30,15 +30,6 @@ from fleet.domain.words import counted
 from fleet.models import CatalogModel, ProfileRevision, Replica, Rollout, ServedName, Shard
 from fleet.services import catalog, rollouts
 from fleet.services.errors import FleetError
-
-
-class IndentedJson(forms.JSONField):
-    """One field a line; nothing where there is nothing."""
-
-    def prepare_value(self, value: Any) -> Any:
-        if value is None:
-            return ""
-        return value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False)
 
 
 class CatalogModelForm(forms.ModelForm):
@@ -52,7 +43,7 @@ class CatalogModelForm(forms.ModelForm):
     class Meta:
         model = CatalogModel
         fields = ["name", "aliases", "replicas", "profile", "endpoints", "routing"]
-        field_classes = {"profile": IndentedJson, "endpoints": IndentedJson, "routing": IndentedJson}
+        field_classes = {"aliases": NamesField, "profile": YamlField, "endpoints": YamlField, "routing": YamlField}
         widgets = {
             "aliases": UnfoldAdminTextareaWidget(attrs={"rows": 2}),
             "profile": UnfoldAdminTextareaWidget(attrs={"rows": 12}),
@@ -60,8 +51,8 @@ class CatalogModelForm(forms.ModelForm):
             "routing": UnfoldAdminTextareaWidget(attrs={"rows": 3}),
         }
         help_texts = {
-            "aliases": 'other names that clients may ask for, such as ["default"]',
-            "profile": "what to run: engine, model, gpu_class, tensor_parallel, …; the same words as in a catalog file",
+            "aliases": "other names that clients may ask for, with commas between them, such as default, qwen",
+            "profile": "what to run: engine, model, gpu_class, tensor_parallel, …, as in a catalog file; YAML or JSON",
             "endpoints": 'instead of a profile: engines that llmgw does not run, such as [{"url": "http://10.1.2.7:8000"}]',
             "routing": "how the router serves it; a change restarts nothing. Such as "
             '{"concurrency": 64, "queue": 100, "queue_seconds": 30, "hold_seconds": 60, "sticky": "X-Session-Id", '
@@ -70,8 +61,11 @@ class CatalogModelForm(forms.ModelForm):
 
     def clean(self) -> dict[str, Any]:
         given = super().clean() or {}
+        if self.errors:  # what could not be read is not there, and must not be missed
+            return given
         name = given.get("name") or self.instance.name  # read-only once it exists
-        data: dict[str, Any] = {"name": name, "aliases": given.get("aliases") or [], "routing": given.get("routing")}
+        given["aliases"] = given.get("aliases") or []
+        data: dict[str, Any] = {"name": name, "aliases": given["aliases"], "routing": given.get("routing")}
         if given.get("profile") is not None:
             data |= {"profile": given["profile"], "replicas": given.get("replicas", 1)}
         if given.get("endpoints") is not None:
