@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from agent_client.engines.base import Launch, LaunchSpec, Readiness, cards, command, environment, refuse, refuse_env
 from agent_client.engines.command import Word, asked, either, extra, ours
-from agent_client.engines.options import OptionTable, refused, table
+from agent_client.engines.options import OptionTable, refused, table, unparsable
 from agent_client.engines.unmapped import given, unmapped
 from agent_client.profile import Problem, Profile
 
@@ -85,9 +85,10 @@ def plan(spec: LaunchSpec) -> Launch:
     if variant(program) is Variant.LLAMA_CPP_PYTHON:
         return _plan_python(spec, program)
     profile = spec.profile
-    known = refused(profile.extra_args, options(program), OWNED_FLAGS)
+    known = options(program)
+    wrong = (*refused(profile.extra_args, known, OWNED_FLAGS), *unparsable(profile.extra_args, known))
     dropped = unmapped(profile, variant(program), UNMAPPED, options=("parallel",))
-    refuse(spec, (*known, *refuse_env(spec, OWNED_ENV), *dropped, *_unlike(profile, variant(program))))
+    refuse(spec, (*wrong, *refuse_env(spec, OWNED_ENV), *dropped, *_unlike(profile, variant(program))))
     parallel = int(profile.options.get("parallel", _SLOTS))
     words = [*command(spec, program), *asked("--model", profile.model)]
     words += ours("--host", spec.address, "--port", spec.port)

@@ -5,20 +5,24 @@ argparse takes more than exact names: unique prefixes, `--flag=value`, `-n2` for
 depends on its other options, so everything that a word *may* reach counts.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import json
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
 from agent_client.profile import Problem
 
-_VALUES = {"=": "1", "=?": "?", "=*": "*", "=+": "+"}
+_JSON = "={}"
+_VALUES = {"=": "1", _JSON: "1", "=?": "?", "=*": "*", "=+": "+"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
     names: tuple[str, ...]
     values: str = ""  # "" none, 1, ? at most one, * any number, + one or more
+    json: bool = False  # its value is JSON
 
     @property
     def name(self) -> str:
@@ -64,7 +68,7 @@ def table(program: str, *, abbreviations: bool = True) -> OptionTable:
         if not words or words[0] == "#":
             continue
         values = _VALUES.get(words[-1], "")
-        options.append(Option(names=tuple(words[:-1] if values else words), values=values))
+        options.append(Option(names=tuple(words[:-1] if values else words), values=values, json=words[-1] == _JSON))
     by_name = {canonical(name): option for option in options for name in option.names}
     return OptionTable(program=program, options=tuple(options), by_name=by_name, abbreviations=abbreviations)
 
@@ -89,6 +93,26 @@ def refused(arguments: Iterable[str], known: OptionTable, owned: Iterable[str]) 
                 text=f"cannot use {word.split('=', 1)[0]} in extra_args: it reaches {hit}, which llmgw sets itself",
                 hint=_hint(hit),
             )
+
+
+def unparsable(arguments: Sequence[str], known: OptionTable) -> Iterator[Problem]:
+    """Values that must be JSON and are not. vLLM makes it of `--config.key value` itself; "None" is its default."""
+    for at, word in enumerate(arguments):
+        name, equals, value = word.partition("=")
+        reached = () if "." in name else known.reached(word)
+        if len(reached) != 1 or not reached[0].json:
+            continue
+        if not equals:  # a value that is missing is the parser's to tell
+            value = next((each for each in arguments[at + 1 : at + 2] if not each.startswith("-")), "None")
+        if value == "None":
+            continue
+        try:
+            json.loads(value)
+        except (ValueError, RecursionError) as error:
+            why = error.msg if isinstance(error, json.JSONDecodeError) else "it is nested too deep"
+            text = f"cannot use {name} {shlex.quote(value[:80])} in extra_args: its value must be JSON ({why})"
+            hint = f"""such as: ["{name}", '{{"key": "value"}}']"""
+            yield Problem(code="flag_value", field="profile.extra_args", text=text, hint=hint)
 
 
 def _is_it(word: str, name: str, known: OptionTable) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from agent_client.engines.base import Launch, LaunchSpec, cards, command, environment, refuse, rendezvous
 from agent_client.engines.command import Word, asked, either, extra, ours
-from agent_client.engines.options import refused, table
+from agent_client.engines.options import refused, table, unparsable
 from agent_client.engines.unmapped import unmapped
 from agent_client.profile import Problem, Profile
 
@@ -37,8 +37,9 @@ def internal_ports(profile: Profile) -> int:
 
 def plan(spec: LaunchSpec) -> Launch:
     profile = spec.profile
-    known = refused(profile.extra_args, table(OPTIONS), OWNED_FLAGS)
-    refuse(spec, (*known, *_names(spec), *unmapped(profile, "SGLang", {})))
+    known = table(OPTIONS)
+    wrong = (*refused(profile.extra_args, known, OWNED_FLAGS), *unparsable(profile.extra_args, known))
+    refuse(spec, (*wrong, *_names(spec), *unmapped(profile, "SGLang", {})))
     words, key_by_environment = _command(spec)
     words += [*asked("--model-path", profile.model), *ours("--host", spec.address, "--port", spec.port)]
     words += asked("--revision", profile.model_revision)

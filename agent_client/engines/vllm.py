@@ -2,7 +2,7 @@
 
 from agent_client.engines.base import Launch, LaunchSpec, cards, command, environment, refuse, rendezvous
 from agent_client.engines.command import Word, asked, either, extra, ours
-from agent_client.engines.options import refused, table
+from agent_client.engines.options import refused, table, unparsable
 from agent_client.engines.unmapped import unmapped
 from agent_client.profile import Profile
 
@@ -35,7 +35,9 @@ def internal_ports(profile: Profile) -> int:
 
 def plan(spec: LaunchSpec) -> Launch:
     profile = spec.profile
-    refuse(spec, (*refused(profile.extra_args, table(OPTIONS), OWNED_FLAGS), *unmapped(profile, "vLLM", {})))
+    known = table(OPTIONS)
+    wrong = (*refused(profile.extra_args, known, OWNED_FLAGS), *unparsable(profile.extra_args, known))
+    refuse(spec, (*wrong, *unmapped(profile, "vLLM", {})))
     words = [*command(spec, ("vllm", "serve")), *asked(profile.model), *asked("--revision", profile.model_revision)]
     words += ours("--host", spec.address, "--port", spec.port)
     words += ours("--served-model-name", *spec.served_names)

@@ -1,5 +1,6 @@
 """Why nothing fits: the first reason of each node, with numbers and holders. Asked only when nothing fits."""
 
+from collections import Counter
 from collections.abc import Callable
 
 from fleet.domain.fit import take
@@ -29,21 +30,37 @@ def refuse(ask: Ask) -> Refusal:
             fitting += 1
             found = _network(ask, node)
         refusals.append(found)
-    return fold(tuple(refusals), fitting=fitting if several else 0, needed=ask.shape.nodes)
+    fewer, share = ask.profile.counts_cards, ask.profile.memory_mib_per_gpu is None
+    return fold(
+        tuple(refusals),
+        fitting=fitting if several else 0,
+        needed=ask.shape.nodes,
+        fewer=f"lower {fewer}" if fewer else "",
+        memory="gpu_memory_utilization" if share else "memory_mib_per_gpu",
+    )
 
 
 def _node(ask: Ask, node: NodeView, holder: Callable[[GpuView], str]) -> NodeRefusal | None:
-    """None: one rank would fit there."""
+    """None: one rank would fit there.
+
+    What lasts comes before what passes: uncordoning a node that can't run the engine would help nobody. A node that is
+    still joining has not told what it is yet.
+    """
+    passing = standing(node)
+    if passing is not None and passing.reason is Reason.JOINING:
+        return passing
     return (
-        standing(node)
-        or labels(node, ask.profile)
+        labels(node, ask.profile)
         or engine(node, ask.profile)
+        or (_classes(ask, node) if ask.shape.cards else None)
+        or (_small(ask, node) if passing and ask.shape.cards else None)
+        or passing
         or neighbours(node, ask.profile, ask.index.runs, ask.own)
         or (_cards(ask, node, holder) if ask.shape.cards else None)
     )
 
 
-def _cards(ask: Ask, node: NodeView, holder: Callable[[GpuView], str]) -> NodeRefusal | None:
+def _classes(ask: Ask, node: NodeView) -> NodeRefusal | None:
     if not node.gpus:
         return NodeRefusal(node=node.name, reason=Reason.NO_GPUS, text=f"{node.name} has no GPUs")
     present = sorted({gpu.gpu_class for gpu in node.gpus})
@@ -51,6 +68,22 @@ def _cards(ask: Ask, node: NodeView, holder: Callable[[GpuView], str]) -> NodeRe
     if not wanted:
         text = f"{node.name} has {', '.join(present)}, {' or '.join(ask.profile.gpu_class)} needed"
         return NodeRefusal(node=node.name, reason=Reason.NO_CLASS, text=text)
+    return None
+
+
+def _small(ask: Ask, node: NodeView) -> NodeRefusal | None:
+    """It would not have the cards if all were free."""
+    counts = Counter(gpu.gpu_class for gpu in node.gpus)
+    most, gpu_class = max((counts[name], name) for name in ask.profile.gpu_class or counts)
+    if most >= ask.shape.cards:
+        return None
+    text = f"{node.name} has {most} {gpu_class}, {ask.shape.cards} needed"
+    return NodeRefusal(node=node.name, reason=Reason.TOO_FEW_FREE, text=text)
+
+
+def _cards(ask: Ask, node: NodeView, holder: Callable[[GpuView], str]) -> NodeRefusal | None:
+    present = sorted({gpu.gpu_class for gpu in node.gpus})
+    wanted = [name for name in (ask.profile.gpu_class or present) if name in present]
     found = [_of_class(ask, node, name, holder) for name in wanted]
     missing = [each for each in found if each is not None]
     return missing[0] if len(missing) == len(found) else None

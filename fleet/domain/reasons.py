@@ -59,6 +59,7 @@ FOLDED = {
     Reason.FABRIC: "on networks with too few nodes that fit",
 }
 
+#: `{fewer}` and `{memory}`: what the profile at hand has to change.
 HINTS = {
     Reason.JOINING: "wait until the node has answered",
     Reason.UNREACHABLE: "look at the agent and the network of the node",
@@ -78,8 +79,8 @@ HINTS = {
     Reason.FOREIGN: "end the processes that use the cards",
     Reason.CAPABILITY: "name a newer class, or lower min_compute_capability",
     Reason.MIG: "switch MIG off on a card, or use one GPU",
-    Reason.MEMORY: "end what uses the cards' memory, or lower memory_mib_per_gpu",
-    Reason.TOO_FEW_FREE: "free cards, lower tensor_parallel, or add a node",
+    Reason.MEMORY: "end what uses the cards' memory, or lower {memory}",
+    Reason.TOO_FEW_FREE: "free cards{fewer}, or add a node",
     Reason.DOMAIN: "set nvlink: off if the group may cross domains",
     Reason.NO_FABRIC: "name the fabric in the node's agent.yaml and see its ports, or use one node",
     Reason.FABRIC: "free or add nodes on one fabric, or lower `nodes`",
@@ -171,12 +172,25 @@ class Refusal:
         return {"code": self.code, "text": self.text, "hint": self.hint, "nodes": nodes, "proposals": proposals}
 
 
+#: With these nothing that passes would help.
+LASTING = frozenset({Reason.LABELS, Reason.ENGINE, Reason.NO_GPUS, Reason.NO_CLASS})
 #: Up to this many nodes a refusal names each; above it counts them.
 NAMED_NODES = 3
 
 
-def fold(refusals: tuple[NodeRefusal, ...], *, fitting: int = 0, needed: int = 1) -> Refusal:
-    """Many nodes' reasons in one line; few are named. `fitting`: nodes that could host one of `needed` ranks."""
+def fold(
+    refusals: tuple[NodeRefusal, ...],
+    *,
+    fitting: int = 0,
+    needed: int = 1,
+    fewer: str = "",
+    memory: str = "memory_mib_per_gpu",
+) -> Refusal:
+    """Many nodes' reasons in one line; few are named. `fitting`: nodes that could host one of `needed` ranks.
+
+    The hint is of the commonest reason among nodes that could serve at all. `fewer` and `memory`: how the profile could
+    ask for fewer cards ("lower tensor_parallel"), and its field for memory.
+    """
     total = len(refusals)
     if not total:
         return Refusal(
@@ -185,10 +199,12 @@ def fold(refusals: tuple[NodeRefusal, ...], *, fitting: int = 0, needed: int = 1
             hint="on a GPU machine: python -m agent_client --server wss://… --join-secret-file FILE",
         )
     what = "; ".join(each.text for each in refusals) if total <= NAMED_NODES else _counted(refusals)
-    commonest = max(Reason, key=lambda reason: sum(refusal.reason is reason for refusal in refusals))
+    near = [each.reason for each in refusals if each.reason not in LASTING] or [each.reason for each in refusals]
+    commonest = max(Reason, key=near.count)
+    hint = HINTS[commonest].format(fewer=f", {fewer}" if fewer else "", memory=memory)
     wanted = f", {needed} on one network needed" if needed > 1 else ""
     text = f"{fitting} of {total} node{'s' * (total != 1)} fit{wanted}: {what}"
-    return Refusal(code="no_fit", text=text, hint=HINTS[commonest], nodes=refusals)
+    return Refusal(code="no_fit", text=text, hint=hint, nodes=refusals)
 
 
 def _counted(refusals: tuple[NodeRefusal, ...]) -> str:

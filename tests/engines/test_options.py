@@ -208,3 +208,50 @@ def test_a_name_that_the_list_lacks_is_owned_too() -> None:
 def test_what_llama_server_reads_from_the_environment_is_refused_too(variable: str) -> None:
     with pytest.raises(PlanError, match=variable):
         launch("llamacpp", [], env={variable: "x"})
+
+
+JSON_WRONG = [
+    (
+        "vllm",
+        ["--hf-overrides", "{bad json"],
+        "cannot use --hf-overrides '{bad json' in extra_args: its value must be JSON",
+    ),
+    ("vllm", ["--hf_overrides={'a': 1}"], "cannot use --hf_overrides"),
+    ("vllm", ["-cc", "{mode: 3}"], "cannot use -cc"),
+    ("vllm", ["--speculative-conf", "x"], "cannot use --speculative-conf x"),
+    ("vllm", ["--limit-mm-per-prompt", "image=4"], "cannot use --limit-mm-per-prompt image=4"),
+    ("vllm", ["--hf-overrides", "[" * 100_000], "it is nested too deep"),
+    ("sglang", ["--json-model-override-args", "{"], "cannot use --json-model-override-args '{'"),
+    ("sglang", ["--forward-hooks", "a"], "cannot use --forward-hooks a"),
+    ("llamacpp", ["--chat-template-kwargs", "{a: 1}"], "cannot use --chat-template-kwargs '{a: 1}'"),
+]
+JSON_RIGHT = [
+    (
+        "vllm",
+        ["--hf-overrides", '{"a": 1}', "-cc", "3", "--kv-transfer-config=null", "--hf-overrides.rope.factor", "x"],
+    ),
+    ("vllm", ["--speculative-config", "None", "--pt-load-map-location", "cpu", "--chat-template", "{bad json"]),
+    ("sglang", ["--model-loader-extra-config", "{}", "--preferred-sampling-params", '{"top_p": 1}']),
+    ("llamacpp", ["--json-schema", '{"type": "object"}']),
+]
+
+
+@pytest.mark.parametrize(("engine", "words", "text"), JSON_WRONG, ids=[row[2][:40] for row in JSON_WRONG])
+def test_a_value_that_must_be_json_is_refused_where_it_is_none(engine: str, words: list[str], text: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        launch(engine, words)
+    (problem,) = caught.value.problems
+    assert text in problem.text
+    assert problem.hint.startswith("such as: [")
+
+
+@pytest.mark.parametrize(("engine", "words"), JSON_RIGHT)
+def test_json_and_what_need_not_be_json_passes(engine: str, words: list[str]) -> None:
+    assert list(launch(engine, words).argv[-len(words) :]) == words
+
+
+def test_the_lists_mark_as_json_what_the_engines_own_parsers_read_so() -> None:
+    for program, rows in (("vllm", VLLM), ("sglang", SGLANG)):
+        for row in rows:
+            if row.get("type") in ("loads", "json_list_type", "parse_dataclass"):
+                assert table(program).by_name[row["names"][0]].json, row["names"]

@@ -39,14 +39,31 @@ def test_before_anything_reconciled_it_says_where_a_copy_would_go() -> None:
 
 
 def test_with_several_nodes_each_has_its_line() -> None:
+    ready_node("gpu-01", cards=1)
+    ready_node("gpu-02", cards=2)
+    operations.cordon_node(node=Node.objects.get(name="gpu-02"), reason="fan", actor="ann")
+    model(replicas=1, gpu_class="h100-sxm-80gb", tensor_parallel=2)
+    tick()
+    text = explain("qwen")
+    assert "    gpu-01 has 1 free h100-sxm-80gb, 2 needed\n" in text
+    assert "    gpu-02 is cordoned (fan)\n" in text
+
+
+def test_a_hint_is_of_nodes_that_could_serve_at_all() -> None:
+    """Uncordoning a node that can't run the engine, or has no such card, would help nobody."""
     ready_node("gpu-01")
     ready_node("gpu-02")
     operations.cordon_node(node=Node.objects.get(name="gpu-02"), reason="fan", actor="ann")
-    model(replicas=1, gpu_class="b200-sxm-180gb")
+    Node.objects.filter(name="gpu-02").update(engines={"llamacpp": ""})
+    model(replicas=1, gpu_class="h100-sxm-80gb", pipeline_parallel=8)
     tick()
     text = explain("qwen")
-    assert "    gpu-01 has h100-sxm-80gb, b200-sxm-180gb needed\n" in text
-    assert "    gpu-02 is cordoned (fan)\n" in text
+    assert "    gpu-02 cannot run vllm (its engines: llamacpp)\n" in text
+    assert "hint: free cards, lower pipeline_parallel, or add a node\n" in text
+    Node.objects.filter(name="gpu-02").update(engines={"vllm": ""})
+    assert "    gpu-02 has 2 h100-sxm-80gb, 8 needed\n" in explain("qwen")
+    Node.objects.update(engines={"llamacpp": ""})
+    assert "hint: install the engine on a node, or allow it in the node's policy\n" in explain("qwen")
 
 
 def test_an_unknown_model_is_told_with_what_there_is() -> None:
