@@ -25,6 +25,7 @@ class Fit:
     problems: tuple[Problem, ...]
     ranks: tuple[Launch, ...]
     estimate: MemoryEstimate
+    warnings: tuple[Problem, ...] = ()
 
 
 def check(
@@ -59,7 +60,8 @@ def check(
     else:
         gpus = spec.gpus or stand_in_cards(profile)
         ranks = tuple(_launch(config, profile, replace(spec, rank=n, gpus=gpus)) for n in range(profile.nodes))
-    return Fit(problems=((against,) if against else ()) + tuple(found), ranks=ranks, estimate=checked.estimate)
+    problems = ((against,) if against else ()) + tuple(found)
+    return Fit(problems=problems, ranks=ranks, estimate=checked.estimate, warnings=checked.warnings)
 
 
 def _launch(config: AgentConfig, profile: Profile, spec: ShardSpec) -> Launch:

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, config: AgentConfig) -> int:
-    out: dict[str, Any] = {"ok": False, "problems": [], "argv": [], "env": {}, "origins": {}}
+    out: dict[str, Any] = {"ok": False, "problems": [], "warnings": [], "argv": [], "env": {}, "origins": {}}
     try:
         out |= _checked(args, config)
     except ProfileError as error:
@@ -54,6 +54,7 @@ def _checked(args: argparse.Namespace, config: AgentConfig) -> dict[str, Any]:
     )
     ranks = [_shown(launch) for launch in found.ranks]
     out: dict[str, Any] = {"ok": not found.problems, "problems": [_problem(problem) for problem in found.problems]}
+    out["warnings"] = [_problem(problem) for problem in found.warnings]
     out |= ranks[0] if ranks else {}
     out |= {"ranks": ranks} if len(ranks) > 1 else {}
     return out | {"memory": _memory(found.estimate)}
@@ -113,6 +114,8 @@ def _problem(problem: Problem) -> dict[str, str]:
 def _write(out: Mapping[str, Any], *, show_command: bool) -> None:
     for problem in out["problems"]:
         sys.stderr.write(problem["text"] + (f"; {problem['hint']}" if problem["hint"] else "") + "\n")
+    for problem in out["warnings"]:
+        sys.stderr.write(f"warning: {problem['text']}; {problem['hint']}\n")
     if out["ok"]:
         sys.stdout.write("ok\n")
     ranks: Sequence[Mapping[str, Any]] = out.get("ranks", [out]) if out["argv"] and show_command else []

@@ -31,6 +31,7 @@ class Checked:
     problems: tuple[Problem, ...]
     launch: Launch | None
     estimate: MemoryEstimate
+    warnings: tuple[Problem, ...] = ()
 
     @property
     def refusal(self) -> Refusal | None:
@@ -65,7 +66,7 @@ def check(
         said.add(FailureCode.MEMORY_TAKEN.value)
     found += [problem for problem in verdict.problems if problem.code not in said]
     found += node.problems(config, profile, spec, inventory)
-    return Checked(problems=tuple(found), launch=launch, estimate=verdict.estimate)
+    return Checked(problems=tuple(found), launch=launch, estimate=verdict.estimate, warnings=verdict.warnings)
 
 
 def _known(config: AgentConfig, profile: Profile, installed: Installed | None) -> Known | None:

@@ -21,6 +21,9 @@ INDEX_SCALE_EACH = 128
 #: Reported for one GPU, not computed: CUDA graphs (vllm 17939), activations of a 7B at 4,096 tokens (vllm 13882).
 GRAPHS_BYTES = int(0.95 * GIB)
 ACTIVATIONS_BYTES = int(1.4 * GIB)
+_WIDTH_OF_7B = 4096  # of its hidden state, which activations grow with
+#: Both were reported for engines on PyTorch.
+_TORCH = (EngineKind.VLLM, EngineKind.SGLANG)
 #: Share of a GPU's memory that an engine takes unless told otherwise; SGLang works its own out at start.
 DEFAULT_SHARE = {EngineKind.VLLM: 0.92}
 
@@ -93,15 +96,36 @@ def estimate(profile: Profile, facts: ModelFacts) -> MemoryEstimate:
     cache = kv_cache(profile, facts)
     one = cache.bytes_for(context) if cache is not None and context is not None else None
     how = cache.how if cache is not None else "the model's layers are not described"
-    eager = any(arg in _EAGER for arg in profile.extra_args)
     parts = (
         _weights(profile, facts),
         Part(name="KV cache of one request", bytes=one, how=f"{how}; {context or 'unknown'} tokens"),
-        Part(name="activations", bytes=ACTIVATIONS_BYTES, how="reported for a 7B model at 4,096 tokens"),
-        Part(name="CUDA graphs", bytes=0 if eager else GRAPHS_BYTES, how="off" if eager else "reported for one GPU"),
+        _activations(profile, facts),
+        _graphs(profile),
     )
     share = profile.gpu_memory_utilization or DEFAULT_SHARE.get(profile.engine)
     return MemoryEstimate(parts=parts, cache=cache, context=context, share=share)
+
+
+def _activations(profile: Profile, facts: ModelFacts) -> Part:
+    name, how = "activations", "reported for a 7B model at 4,096 tokens"
+    if profile.engine not in _TORCH or not profile.gpus_total:
+        where = profile.engine if profile.gpus_total else "a CPU"
+        return Part(name=name, bytes=None, how=f"no figure is known for {where}")
+    if facts.hidden is None or facts.hidden >= _WIDTH_OF_7B:
+        return Part(name=name, bytes=ACTIVATIONS_BYTES, how=how)
+    size = ACTIVATIONS_BYTES * facts.hidden // _WIDTH_OF_7B
+    return Part(
+        name=name, bytes=size, how=f"{ACTIVATIONS_BYTES / GIB:.2f} GiB ({how}) x {facts.hidden} / {_WIDTH_OF_7B}"
+    )
+
+
+def _graphs(profile: Profile) -> Part:
+    name = "CUDA graphs"
+    if not profile.gpus_total or any(arg in _EAGER for arg in profile.extra_args):
+        return Part(name=name, bytes=0, how="off" if profile.gpus_total else "it runs on no GPU")
+    if profile.engine not in _TORCH:
+        return Part(name=name, bytes=None, how=f"no figure is known for {profile.engine}")
+    return Part(name=name, bytes=GRAPHS_BYTES, how="reported for one GPU")
 
 
 def _weights(profile: Profile, facts: ModelFacts) -> Part:

@@ -38,8 +38,11 @@ _SHARE_KNOWN_MIB = 256  # what a driver keeps of an idle card
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
+    """`warnings` rest on figures that were reported for other models: they refuse nothing."""
+
     problems: tuple[Problem, ...]
     estimate: MemoryEstimate
+    warnings: tuple[Problem, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -52,7 +55,8 @@ def judge(on: Subject) -> Verdict:
     problems = [problem for rule in _RULES_OF.get(on.profile.engine, ()) for problem in rule(on)]
     if on.profile.gpus_total and on.profile.engine in _MEASURED:
         problems += list(memory(on, made))
-    return Verdict(problems=tuple(_with_sizes(on, problems)), estimate=made)
+    warnings = () if any(each.code.startswith("memory_") for each in problems) else tuple(_tight(on, made))
+    return Verdict(problems=tuple(_with_sizes(on, problems)), estimate=made, warnings=warnings)
 
 
 def memory(on: Subject, made: MemoryEstimate) -> Iterator[Problem]:
@@ -68,7 +72,7 @@ def memory(on: Subject, made: MemoryEstimate) -> Iterator[Problem]:
     if total is None or made.weights is None:
         return
     budget, weights = made.budget(total), made.weights
-    have = f"{budget / GIB:.1f} of {total * MIB / GIB:.1f} GiB may be used (gpu_memory_utilization {made.share or 1:g})"
+    have = _have(made, total)
     if weights >= budget:
         yield on.problem(
             "memory_weights",
@@ -87,6 +91,27 @@ def memory(on: Subject, made: MemoryEstimate) -> Iterator[Problem]:
             f"{weights / GIB:.1f} GiB; {have}",
             f"set max_model_len to {most} or less{half}, or use more GPUs",
         )
+
+
+def _tight(on: Subject, made: MemoryEstimate) -> Iterator[Problem]:
+    """vLLM takes the cache out of what its share leaves after weights, activations and graphs."""
+    total, need = on.memory_total_mib, made.total
+    if not on.is_vllm or not on.profile.gpus_total or total is None or need is None or on.has_argument(*_ELSEWHERE):
+        return
+    if need > made.budget(total):
+        parts = ", ".join(f"{part.name} {part.shown}" for part in made.parts if part.bytes)
+        text = f"{on.profile.model} may not fit: it takes about {need / GIB:.1f} GiB of each GPU ({parts})"
+        yield Problem(
+            code="memory_tight",
+            field="profile.gpu_memory_utilization",
+            text=f"{text}, {_have(made, total)}",
+            hint="raise gpu_memory_utilization, lower max_model_len, or use more GPUs",
+        )
+
+
+def _have(made: MemoryEstimate, total: int) -> str:
+    budget = made.budget(total)
+    return f"{budget / GIB:.1f} of {total * MIB / GIB:.1f} GiB may be used (gpu_memory_utilization {made.share or 1:g})"
 
 
 def _larger(on: Subject, weights: int, budget: int) -> str:

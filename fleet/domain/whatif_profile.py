@@ -86,10 +86,12 @@ def _context(profile: Profile, facts: ModelFacts | None, free_mib: int) -> int:
     if facts is None:
         return 0
     found = estimate(profile, facts)
-    rest = [part.bytes for part in found.parts if part.name != found.parts[1].name]
-    if found.cache is None or any(size is None for size in rest):
+    if found.cache is None or found.weights is None:
         return 0
-    room = free_mib * MIB - sum(size for size in rest if size is not None)
+    own = [
+        part.bytes for part in found.parts[2:]
+    ]  # beside weights and cache; where it is not known, as much as PyTorch
+    room = free_mib * MIB - found.weights - sum(ACTIVATIONS_BYTES if size is None else size for size in own)
     most = found.cache.most_context(room) if room > 0 else 0
     longest = min(most, found.context or most)
     return longest if longest >= min(LEAST_CONTEXT, found.context or LEAST_CONTEXT) else 0

@@ -210,6 +210,20 @@ def test_the_command_that_is_shown_invents_nothing(node: Node, capsys: Any) -> N
     assert out["env"]["CUDA_VISIBLE_DEVICES"] == "(card 0),(card 1)"
 
 
+def test_what_will_be_tight_is_a_warning_beside_ok(node: Node, capsys: Any) -> None:
+    data = {"engine": "vllm", "model": node.model(QWEN8), "gpu_class": H100, "max_model_len": 2048}
+    tight = {**data, "gpu_memory_utilization": 0.22}
+    assert node.run(tight) == 0
+    told = capsys.readouterr()
+    assert told.out == "ok\n"
+    assert told.err.startswith("warning: ")
+    assert "17.5 of 79.6 GiB may be used (gpu_memory_utilization 0.22); raise gpu_memory_utilization" in told.err
+    assert node.run(tight, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["warnings"][0]["code"] == "memory_tight"
+    assert node.run(data, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["warnings"] == []
+
+
 def test_every_rank_is_shown_where_there_are_several(node: Node, capsys: Any) -> None:
     node.write("inventory.json", {**INVENTORY, "adapters": []})
     data = {"engine": "vllm", "model": node.model(QWEN8), "tensor_parallel": 4, "nodes": 2, "gpu_class": H100}

@@ -126,6 +126,12 @@ def test_parts_are_shown_and_what_is_not_known_is_not_zero() -> None:
     assert made.parts[0].shown == "unknown"
     assert made.total is None
     assert made.least is None
+    small = subject("Qwen/Qwen3-0.6B").profile  # a width of 1024
+    assert estimate(small, facts_of("Qwen/Qwen3-0.6B")).parts[2].bytes == ACTIVATIONS_BYTES // 4
+    for fields in ({"engine": "llamacpp"}, {"engine": "vllm", "gpus": 0}):  # nothing was reported for these
+        made = estimate(parse_profile({"model": "m", **fields}), ModelFacts())
+        assert made.parts[2].bytes is None
+        assert made.parts[3].bytes == (0 if "gpus" in fields else None)
     whole = estimate(subject("Qwen/Qwen3-8B", extra_args=["--enforce-eager"]).profile, facts_of("Qwen/Qwen3-8B"))
     assert whole.total == sum(part.bytes or 0 for part in whole.parts)
     assert whole.parts[3].bytes == 0

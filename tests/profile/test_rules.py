@@ -226,3 +226,16 @@ def test_gaps_in_the_facts_make_no_problem_and_no_error(
     base = subject(QWEN8, **fields)
     judge(Subject(profile=base.profile, facts=facts, cards=cards))
     assert judge(Subject(profile=base.profile, facts=ModelFacts(), cards=())).problems == ()
+
+
+def test_parts_that_sum_to_more_than_may_be_used_are_a_warning_and_refuse_nothing() -> None:
+    card = Card(name="A100", capability=(8, 0), memory_total_mib=40_960)
+    tight = judge(subject(LLAMA8, *[card] * 4, tensor_parallel=4, gpu_memory_utilization=0.12, max_model_len=4096))
+    assert tight.ok
+    (warning,) = tight.warnings
+    assert warning.code == "memory_tight"
+    assert "activations 1.40 GiB, CUDA graphs 0.95 GiB), 4.8 of 40.0 GiB may be used" in warning.text
+    assert judge(subject(LLAMA8, *[card] * 4, tensor_parallel=4, max_model_len=4096)).warnings == ()
+    refused = judge(subject(LLAMA8, *[card] * 4, tensor_parallel=4, gpu_memory_utilization=0.05))
+    assert not refused.ok
+    assert refused.warnings == ()
