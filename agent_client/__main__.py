@@ -7,12 +7,20 @@ import os
 import sys
 from pathlib import Path
 
-from agent_client import __version__, validate
-from agent_client.app import Agent
-from agent_client.config import AgentConfig, ConfigError, load
-from agent_client.hardware import cli as hardware_cli
-from agent_client.identity import StateDirBusy, forget_identity, load_identity, lock_state_dir
-from agent_client.ledger import Ledger
+try:
+    from agent_client import __version__, validate
+    from agent_client.app import Agent
+    from agent_client.config import AgentConfig, ConfigError, load
+    from agent_client.hardware import cli as hardware_cli
+    from agent_client.identity import StateDirBusy, forget_identity, load_identity, lock_state_dir
+    from agent_client.ledger import Ledger
+except ModuleNotFoundError as error:
+    if (error.name or "agent_client").partition(".")[0] == "agent_client":
+        raise
+    sys.exit(
+        f"cannot start: the Python package {error.name} is not installed for {sys.executable}; "
+        f"{sys.executable} -m pip install -r requirements-agent.txt"
+    )
 
 CONFIG_FLAGS = ("server", "node_id", "mgmt_addr", "state_dir", "join_secret_file")
 
@@ -64,9 +72,18 @@ def _run(args: argparse.Namespace, config: AgentConfig) -> int:
     lock = lock_state_dir(config.state_dir)
     try:
         asyncio.run(_agent(config, stop_engines=args.stop_engines))
+        if not args.stop_engines:
+            _tell_what_runs_on(config)
     finally:
         os.close(lock)
     return 0
+
+
+def _tell_what_runs_on(config: AgentConfig) -> None:
+    """Who stops an agent by hand shall not be surprised by what holds the cards."""
+    if count := sum(bool(entry.pid) for entry in Ledger(config.state_dir / "ledger.json").entries.values()):
+        engines = "1 engine keeps" if count == 1 else f"{count} engines keep"
+        sys.stderr.write(f"{engines} running, and the next start takes them back; `run --stop-engines` ends them\n")
 
 
 async def _agent(config: AgentConfig, *, stop_engines: bool) -> None:

@@ -57,6 +57,8 @@ async def _run(order: Order) -> int:
     except OSError as error:
         sys.stderr.write(f"cannot listen on {listen}: {error.strerror}; give another --listen\n")
         return 1
+    sys.stdout.write(f"the router listens on http://{listen}\n")
+    sys.stdout.flush()
     argv = ["--routes", str(folder / "routes.json"), "--listen", listen]
     argv += ["--shared-dir", str(folder / "router"), "--drain-seconds", str(drain_seconds), *order["passed"]]
     stop_seconds = drain_seconds + LAST_SECONDS

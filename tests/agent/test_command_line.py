@@ -1,0 +1,62 @@
+"""What `python -m agent_client` says to whoever types it."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_client import __main__ as program
+from tests.e2e.harness import ROOT
+
+
+@pytest.mark.parametrize("package", ["websockets", "yaml"])
+def test_a_package_that_is_missing_is_named_with_the_command_that_installs_it(package: str) -> None:
+    hidden = (
+        f"import sys, runpy; sys.modules[{package!r}] = None; runpy.run_module('agent_client', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", hidden], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith(f"cannot start: the Python package {package}")
+    assert "pip install -r requirements-agent.txt" in done.stderr
+
+
+class Stopped:
+    """An agent that is stopped at once."""
+
+    def __init__(self, config: Any) -> None: ...
+
+    async def run(self, *, stop_engines: bool) -> None: ...
+
+
+class Kept:
+    """A ledger with as many engines."""
+
+    def __init__(self, pids: list[int]) -> None:
+        self.entries = {str(number): type("Entry", (), {"pid": pid}) for number, pid in enumerate(pids)}
+
+
+@pytest.mark.parametrize(
+    ("pids", "flags", "said"),
+    [
+        ([1, 2, 3, 0], [], "3 engines keep running, and the next start takes them back; `run --stop-engines`"),
+        ([1], [], "1 engine keeps running"),
+        ([1], ["--stop-engines"], ""),
+        ([], [], ""),
+    ],
+)
+def test_who_stops_the_agent_is_told_what_runs_on(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    pids: list[int],
+    flags: list[str],
+    said: str,
+) -> None:
+    monkeypatch.setattr(program, "Agent", Stopped)
+    monkeypatch.setattr(program, "Ledger", lambda path: Kept(pids))
+    assert program.main(["--state-dir", str(tmp_path), "run", *flags]) == 0
+    told = capsys.readouterr().err
+    assert told.startswith(said) if said else told == ""
