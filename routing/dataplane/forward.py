@@ -31,9 +31,9 @@ def to_engine(request: Request, asked: openai.Asked, endpoint: Endpoint) -> tupl
         if name:
             body = openai.spliced(body, *request.form.span, name.encode())
     else:
-        body, added = openai.ask_usage(body, request.head.path, asked)
         if name:
             body = openai.rename(body, name)
+        body, added = openai.ask_usage(body, request.head.path, asked)
     lines = _lines_to_engine(request.head, endpoint)
     id_ = request.id.encode("latin-1")
     given = request.head.fields.get(b"content-length")

@@ -16,6 +16,8 @@ LENGTHS = (
     *range(2048, 8192, 1024),
     *(8192, 10240, 12800, 16384, 20480, 25600, 32768, 40960, 51200, 65536),
 )
+#: A prompt begins this early, or is not looked for: in a body made for it a search takes longer than its parsing.
+SEARCHED_BYTES = 2**20
 _PROMPTS = (b'"messages"', b'"prompt"', b'"input"')
 
 
@@ -37,7 +39,7 @@ T = TypeVar("T", bound=Named)
 
 def beginnings(model: str, body: Body) -> list[int]:
     """Checksums of ever longer beginnings of the prompt; nothing for one that is too short to matter."""
-    start = next((at for name in _PROMPTS if (at := body.find(name)) >= 0), -1)
+    start = next((at for name in _PROMPTS if (at := body.find(name, 0, SEARCHED_BYTES)) >= 0), -1)
     if start < 0:
         return []
     sums, crc, at = [], crc32(model.encode()), 0

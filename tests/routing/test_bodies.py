@@ -1,14 +1,18 @@
 """A body reaches the engine byte for byte as it came, but for what the router must change in it."""
 
 import asyncio
+import contextlib
 import json
+import time
+from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routing.domain import openai
+from routing.domain import affinity, openai
 from tests.routing.stage import CHAT, Stage, until
 
 BLANK = st.text(" \t\r\n", max_size=3)
@@ -84,6 +88,16 @@ def test_usage_is_asked_for_and_nothing_else_is_touched(data: Any, options: Any)
         b'{"model":"m","x":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
         b'{"model":"m","x":' + b'{"x":' * 100_000 + b"1" + b"}" * 100_000 + b"}",
         b"[" * 100_000,
+        b'{"model":"m","stream":true,"stream":false}',
+        b'{"model":"m","stream":true,"str\\u0065am":false}',
+        b'{"model":"m","stream_options":null,"stream_options":{}}',
+        b'{"model":"m","stream":true,"stream_options":{"include_usage":false,"include_usage":false}}',
+        b'{"model":"m","stream":true,"stream_options":{"include_usage":true,"include_us\\u0061ge":false}}',
+        b'{"model":"m","x":1,"x":1,"stream":true,"stream_options":null}',
+        b'{"model":"m","stream":true,"stream_options":[]}',
+        b'{"model":"m",' + b",".join(b'"%d":1' % n for n in range(5000)) + b"}",
+        b'{"model":"m","stream_options":{' + b",".join(b'"%d":1' % n for n in range(openai.MOST_NAMES + 1)) + b"}}",
+        b'{"model":"m","' + b"x" * (openai.NAME_LETTERS + 1) + b'":1,"x":"' + b"x" * 10_000 + b'"}',
     ],
     ids=lambda body: body[:40].decode("latin-1"),
 )
@@ -109,6 +123,55 @@ def test_a_body_that_can_be_read_in_two_ways_is_refused(body: bytes) -> None:
 def test_what_looks_like_a_second_model_is_none(body: bytes) -> None:
     assert openai.read(body).model == "m"
     assert json.loads(bytes(openai.rename(body, "n")))["model"] == "n"
+
+
+NAMES = st.sampled_from(["model", "stream", "stream_options", "x", "y"])
+TEXTS = st.sampled_from(['"model"', '"stream_options"', "model", "a"]).map(json.dumps)
+FLAGS = st.sampled_from([f'{{"include_usage":{flag}}}' for flag in ("false", "1e999", '""', "[]", "0", '"\\ud800"')])
+FLAGS |= st.sampled_from(["true", "null", "{}", "{ }", '{"include_usage":false,"x":1,"x":1}', '{"x":"include_usage"}'])
+
+
+@given(st.lists(st.tuples(NAMES, TEXTS | FLAGS), max_size=6), st.sampled_from([1, 8000, 10_000]))
+def test_what_was_read_can_be_changed(rows: list[tuple[str, str]], filling: int) -> None:
+    """An engine is chosen by then, and its connection taken: whatever is wrong with a body is said before."""
+    rows = [("model", '"m"'), ("stream", "true"), *rows, ("z", json.dumps("z" * filling))]
+    body = "{" + ",".join(f"{json.dumps(name)}: {value}" for name, value in rows) + "}"
+    try:
+        asked = openai.read(body.encode())
+    except openai.BadRequest:
+        return
+    renamed = openai.rename(body.encode(), "new")
+    changed = json.loads(bytes(openai.ask_usage(renamed, "/v1/chat/completions", asked)[0]))
+    assert changed["model"] == "new"
+    assert not asked.stream or changed["stream_options"]["include_usage"]
+
+
+@pytest.mark.parametrize(
+    "where", ["%s", '"stream_options":{%s}', '"messages":[{%s}]', '"x":[%s]', '"%s":1', '"x":"%s"']
+)
+def test_a_body_of_megabytes_costs_little_more_than_its_parsing(where: str) -> None:
+    """All other requests of the process wait meanwhile."""
+    piece = '"%d":1,' if "{" in where or where == "%s" else "%d,"
+    inner = "".join(piece % n for n in range(500_000)).rstrip(",")
+    body = ('{"model":"m","stream":true,' + where % inner + "}").encode()
+
+    def read() -> None:
+        with contextlib.suppress(openai.BadRequest):
+            asked = openai.read(body)
+            openai.ask_usage(openai.rename(body, "new"), "/v1/chat/completions", asked)
+        affinity.beginnings("m", body)
+
+    assert least_seconds(read) < 10 * least_seconds(lambda: msgspec.json.decode(body, type=msgspec.Raw))
+
+
+def least_seconds(what: Callable[[], object]) -> float:
+    """Of this thread's processor, so that what else runs here counts little."""
+    taken = []
+    for _ in range(3):
+        began = time.thread_time()
+        what()
+        taken.append(time.thread_time() - began)
+    return min(taken)
 
 
 async def test_figures_are_passed_on_as_they_were_written(stage: Stage) -> None:
