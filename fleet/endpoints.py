@@ -124,4 +124,4 @@ def _state(model: CatalogModel, replicas: list[Replica]) -> tuple[str, str]:
     if ReplicaState.STARTING in states:
         return "loading", f"{model.name} is starting"
     first = next((replica for replica in replicas if replica.reason), None)
-    return "down", f"{first.number}: {first.reason}" if first else "it has no replica"
+    return "down", f"{first.label}: {first.reason}" if first else "it has no replica"

@@ -165,6 +165,7 @@ class Refusal:
         return self.propose()
 
     def to_json(self) -> dict[str, Any]:
+        """What is stored of it; see is_news()."""
         nodes = [
             {"node": n.node, "reason": n.reason.value, "text": n.text, "held_by": list(n.held_by)} for n in self.nodes
         ]
@@ -174,6 +175,17 @@ class Refusal:
 
 #: With these nothing that passes would help.
 LASTING = frozenset({Reason.LABELS, Reason.ENGINE, Reason.NO_GPUS, Reason.NO_CLASS})
+
+
+def is_news(refusal: Refusal, stored: Mapping[str, Any] | None) -> bool:
+    """Whether a refusal says anything else than the one stored before it, figures apart: seconds of silence and free
+    memory are other ones at every look, and a history of them would hide all else."""
+    if stored is None or stored.get("code") != refusal.code:
+        return True
+    before = {(each.get("node"), each.get("reason")) for each in stored.get("nodes", ())}
+    return before != {(each.node, each.reason.value) for each in refusal.nodes}
+
+
 #: Up to this many nodes a refusal names each; above it counts them.
 NAMED_NODES = 3
 

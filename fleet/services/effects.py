@@ -22,6 +22,7 @@ from fleet.domain.actions import (
     StartReplica,
     StopShard,
 )
+from fleet.domain.reasons import is_news
 from fleet.domain.states import CommandKind, ReplicaWish, Severity
 from fleet.models import Node, Replica, Shard
 from fleet.services import commands, creating, rollouts, starting
@@ -162,10 +163,11 @@ def _give_up(action: GiveUpShard, now: datetime) -> bool:
 
 
 def _explain(action: Explain, now: datetime) -> bool:
-    rows = Replica.objects.filter(pk=action.replica)
-    rows.update(explanation=action.refusal.to_json(), restart_requested=False)
-    replica = rows.select_related("model").get()
-    record("replica_unplaced", f"{replica.label}: {action.refusal.text}", replica_id=replica.pk)
+    replica = Replica.objects.select_related("model").get(pk=action.replica)
+    told = replica.explanation
+    Replica.objects.filter(pk=replica.pk).update(explanation=action.refusal.to_json(), restart_requested=False)
+    if is_news(action.refusal, told):
+        record("replica_unplaced", f"{replica.label}: {action.refusal.text}", replica_id=replica.pk)
     recompute(replica.pk, now=now)
     return replica.replaces_id is not None  # a substitute without a place goes; else it made no room for anything
 

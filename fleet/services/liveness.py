@@ -1,6 +1,6 @@
 """Applies liveness verdicts: unreachable, lost, and the brake that holds evictions when most of the fleet is silent."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import transaction
@@ -66,6 +66,15 @@ def hearing() -> tuple[datetime, datetime] | None:
     rows: Any = Listener.objects.annotate(now=Now())
     fresh = [row for row in rows if (row.now - row.seen_at).total_seconds() < LISTENER_FRESH_SECONDS]
     return (fresh[0].now, min(row.started_at for row in fresh)) if fresh else None
+
+
+def unheard_for(node: Node) -> timedelta:
+    """For how long it gave no sign of life that could have been heard."""
+    found = hearing()
+    if found is None or node.last_seen_at is None:
+        return timedelta(0) if found is None else timedelta.max
+    now, since = found
+    return max(now - max(node.last_seen_at, since), timedelta(0))
 
 
 def _listening_for() -> float | None:

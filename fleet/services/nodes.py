@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+import math
 import secrets
 import uuid
 from dataclasses import dataclass
@@ -9,14 +10,13 @@ from datetime import datetime, timedelta
 
 from django.db import transaction
 from django.db.models.functions import Now
-from django.utils import timezone
 
 from agent_client.protocol.messages import Desired, Register
 from fleet import doorbell
 from fleet.conf import fleet_conf
 from fleet.domain.states import NodeStatus, Severity
 from fleet.models import AgentSession, Node
-from fleet.services import inventory, returns
+from fleet.services import inventory, liveness, returns
 from fleet.services.commands import desired_for
 from fleet.services.errors import FleetError
 from fleet.services.events import record
@@ -24,6 +24,8 @@ from fleet.services.reports import apply_shards
 from fleet.services.transitions import move_node
 
 PAST_BOOTS_KEPT = 20
+#: Of a heartbeat under way, before a silent agent counts as gone.
+TAKEOVER_SLACK = timedelta(seconds=5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,16 +115,21 @@ def _by_uid(message: Register) -> Node:
 
 
 def _refuse_foreign(node: Node, message: Register, remote: str) -> None:
-    """A newcomer may take a known name over only as the same machine, and only when nobody is using it."""
-    silent = timezone.now() - node.last_seen_at if node.last_seen_at else timedelta.max
-    if node.connected and silent < fleet_conf().unreachable_after + timedelta(seconds=5):
-        where = node.mgmt_addr or "another agent"
-        detail = f"cannot register {node.name} from {remote}: that node_id is in use by a connected agent ({where})"
-    elif node.machine_id and node.machine_id != message.machine_id:
-        detail = f"cannot register {node.name} from {remote}: that node_id belongs to another machine"
-    else:
+    """A newcomer may take a known name over only as the same machine, and only when its agent was not heard for long:
+    one that is just reconnecting, as all are when the control plane has started, keeps its name."""
+    hint = "give this agent another --node-id, or delete the old node in the admin"
+    silent, needed = liveness.unheard_for(node), fleet_conf().unreachable_after + TAKEOVER_SLACK
+    if node.machine_id and node.machine_id != message.machine_id:
+        reason = "belongs to another machine"
+    elif silent >= needed:
         return
-    raise FleetError("node_id_taken", detail, "give this agent another --node-id, or delete the old node in the admin")
+    elif node.connected:
+        reason = f"is in use by a connected agent ({node.mgmt_addr or 'another agent'})"
+    else:
+        reason = f"is in use by an agent that may be on its way back, silent for {silent.total_seconds():.0f} s"
+        wait = math.ceil((needed - silent).total_seconds())
+        hint += f"; an agent that has lost its state directory gets its name back by itself in {wait} s at the latest"
+    raise FleetError("node_id_taken", f"cannot register {node.name} from {remote}: that node_id {reason}", hint)
 
 
 def _quarantine(node: Node, remote: str) -> None:

@@ -135,6 +135,22 @@ def test_a_replica_that_fits_nowhere_says_why_once() -> None:
     assert Event.objects.filter(kind="replica_unplaced").count() == 1
 
 
+def test_a_reason_with_other_figures_is_shown_but_is_no_news() -> None:
+    """A node that is silent for 40 s, 45 s, 50 s … would fill the history."""
+    ready_node()
+    ready_node("gpu-02")
+    Node.objects.update(status=NodeStatus.UNREACHABLE)
+    model()
+    for seconds in (40, 45, 50):
+        Node.objects.update(last_seen_at=timezone.now() - datetime.timedelta(seconds=seconds))
+        tick()
+        assert f"silent for {seconds} s" in Replica.objects.get().reason
+    assert Event.objects.filter(kind="replica_unplaced").count() == 1
+    Node.objects.filter(name="gpu-02").update(status=NodeStatus.READY, schedulable=False)
+    tick()
+    assert "gpu-02 is cordoned" in Event.objects.filter(kind="replica_unplaced").latest("pk").text
+
+
 def test_the_database_refuses_a_second_live_claim() -> None:
     admission = ready_node(cards=1)
     model()
