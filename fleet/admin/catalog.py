@@ -195,7 +195,10 @@ class CatalogModelAdmin(LivePage):
 def _sentence(model: CatalogModel, copies: list[Replica]) -> str:
     ready = sum(copy.state == ReplicaState.READY for copy in copies)
     leaving = " It is being deleted." if model.leaving else ""
-    return f"{model.name}: {ready} of {counted(model.replicas, 'copy')} ready, at revision {model.revision}.{leaving}"
+    told = f"{model.name}: {ready} of {counted(model.replicas, 'copy')} ready, at revision {model.stable_revision}"
+    return (
+        told + (f"; revision {model.revision} is wished." if model.revision != model.stable_revision else ".") + leaving
+    )
 
 
 def _following(rollout: Rollout | None, now: datetime) -> SafeString | str:

@@ -13,7 +13,7 @@ from fleet.conf import fleet_conf
 from fleet.domain.overview import CardUse, overview
 from fleet.domain.states import NodeStatus
 from fleet.models import Event, Node, Shard
-from fleet.services import liveness
+from fleet.services import liveness, rollouts
 
 
 def fill(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
@@ -21,7 +21,9 @@ def fill(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
     now = timezone.now()
     held = liveness.eviction_held()
     lost_after = None if held else fleet_conf().lost_after.total_seconds()
-    context["fleet"] = overview(snapshots.load(), now=now, loading=_loading(), lost_after=lost_after)
+    context["fleet"] = overview(
+        snapshots.load(), now=now, loading=_loading(), lost_after=lost_after, failed=rollouts.failed()
+    )
     context["held"] = held
     silent = Node.objects.filter(status=NodeStatus.UNREACHABLE)
     context["silent"] = silent.values_list("pk", flat=True).first() if held else None

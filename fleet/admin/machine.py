@@ -32,6 +32,7 @@ def page(node: Node, now: datetime) -> Page:
         sections=sections(
             ("Drain", _drain(node, now)),
             ("What is wrong", _wrong(node)),
+            ("Good to know", told_problems([("", text, "") for text in _warnings(node)])),
             ("GPUs", _cards(node)),
             ("Runs there", _shards(node, now)),
             ("Adapters", _adapters(node)),
@@ -123,13 +124,17 @@ def _awaited(substitute: Replica | None) -> SafeString | str:
 
 def _wrong(node: Node) -> SafeString | str:
     told = list(_problems(node))
-    warnings = node.inventory.get("warnings")
-    places = tuple(f"{where} " for where, _, _ in told)  # an agent's warnings tell of cards with problems again
-    if isinstance(warnings, list):
-        told += [("", text, "") for text in warnings if isinstance(text, str) and not text.startswith(places)]
     if isinstance(node.inventory.get("error"), str):
         told.insert(0, ("", node.inventory["error"], "detection is broken: the last known hardware is shown"))
     return told_problems(told)
+
+
+def _warnings(node: Node) -> list[str]:
+    """What its agent says of the machine as a whole: of cards and ports with problems it tells again there."""
+    warnings = node.inventory.get("warnings")
+    places = tuple(f"{where} " for where, _, _ in _problems(node))
+    given = warnings if isinstance(warnings, list) else ()
+    return [text for text in given if isinstance(text, str) and not text.startswith(places)]
 
 
 def _problems(node: Node) -> Iterator[tuple[str, str, str]]:

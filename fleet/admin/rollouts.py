@@ -65,7 +65,7 @@ class RolloutAdmin(LivePage, MachineOwnedAdmin):
 
     def page(self, row: Rollout, now: datetime) -> Page:
         by = f" It was begun by {row.actor}." if row.actor else ""
-        why = f" {row.reason[:1].upper()}{row.reason[1:]}." if row.reason else ""
+        why = f" Why: {row.reason}." if row.reason else ""
         name, state = row.model.name, told_state(row, now)
         begun = format_html("The rollout of {} from revision {} to {} {}.", name, row.origin, row.target, state)
         return Page(

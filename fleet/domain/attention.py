@@ -33,10 +33,23 @@ _NODE_NEXT = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """The rollout of a model's newest revision, which its copies do not run because it failed."""
+
+    pk: int
+    target: int
+    reason: str
+
+
 def attention(
-    snapshot: FleetSnapshot, now: datetime, loading: Mapping[int, str], lost_after: float | None
+    snapshot: FleetSnapshot,
+    now: datetime,
+    loading: Mapping[int, str],
+    lost_after: float | None,
+    failed: Mapping[int, Failed],
 ) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
-    """What needs a person; what is in hand. `loading`: how far starts have come, by replica.
+    """What needs a person; what is in hand. `loading`: how far starts have come, by replica. `failed`: by model.
 
     `lost_after`: seconds of silence until a node counts as lost; None while none is declared lost.
     """
@@ -47,6 +60,8 @@ def attention(
     _replicas(snapshot.replicas, now, loading, needs, hand)
     for model in sorted(snapshot.models, key=lambda each: each.name):
         _rollout(model, snapshot.replicas, needs, hand)
+        if model.rollout is None and model.pk in failed:
+            needs.append(_taken_back(model, failed[model.pk]))
     hand += [_drain(node, snapshot.replicas, now) for node in snapshot.nodes if node.draining]
     return tuple(needs), tuple(hand)
 
@@ -130,6 +145,17 @@ def _rollout(model: ModelView, replicas: Iterable[ReplicaView], needs: list[Item
         else (("pause", "Pause"), ("roll_back", "Roll back …")),
     )
     (needs if paused else hand).append(item)
+
+
+def _taken_back(model: ModelView, failed: Failed) -> Item:
+    return Item(
+        kind="rollout",
+        pk=failed.pk,
+        title=f"{model.name}: revision {failed.target} was taken back",
+        text=failed.reason,
+        following=f"its copies stay at revision {model.stable} until the profile is changed or it is tried again",
+        acts=(("resume", "Try it again"),),
+    )
 
 
 def _drain(node: NodeView, replicas: Iterable[ReplicaView], now: datetime) -> Item:

@@ -7,7 +7,7 @@ from datetime import datetime
 from enum import StrEnum
 from itertools import groupby
 
-from fleet.domain.attention import Item, attention
+from fleet.domain.attention import Failed, Item, attention
 from fleet.domain.states import NodeStatus, ReplicaState
 from fleet.domain.types import FleetSnapshot, GpuView, NodeView, ReplicaView
 
@@ -93,9 +93,10 @@ def overview(
     now: datetime,
     loading: Mapping[int, str] | None = None,
     lost_after: float | None = None,
+    failed: Mapping[int, Failed] | None = None,
 ) -> Overview:
-    """`loading` and `lost_after`: as `attention` takes them."""
-    needs, hand = attention(snapshot, now, loading or {}, lost_after)
+    """`loading`, `lost_after` and `failed`: as `attention` takes them."""
+    needs, hand = attention(snapshot, now, loading or {}, lost_after, failed or {})
     holders = {replica.label: replica for replica in snapshot.replicas}
     models = tuple(_models(snapshot))
     return Overview(

@@ -14,8 +14,8 @@ from fleet.domain.placement_env import effective, settings
 from fleet.domain.placement_types import Setting
 from fleet.domain.reasons import Refusal
 from fleet.domain.states import ReplicaState
-from fleet.domain.types import FleetSnapshot
-from fleet.models import CatalogModel, Gpu, Replica
+from fleet.domain.types import FleetSnapshot, ModelView
+from fleet.models import CatalogModel, Gpu, Replica, Rollout
 from fleet.services.errors import FleetError
 
 
@@ -30,10 +30,12 @@ class CopyExplanation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelExplanation:
-    """`another` says where one more copy would go, claims and free memory being as they are now."""
+    """`another` says where one more copy would go, claims and free memory being as they are now. `rollout`: why its
+    copies do not run the newest revision."""
 
     name: str
     wanted: int
+    rollout: str
     copies: tuple[CopyExplanation, ...]
     another: Placement | Refusal
 
@@ -140,7 +142,17 @@ def explain(name: str) -> ModelExplanation:
     refusal = another if isinstance(another, Refusal) else None
     rows = Replica.objects.filter(model=model.pk).prefetch_related("shards__node", "shards__claims__gpu")
     copies = tuple(_copy(row, refusal) for row in rows.order_by("number"))
-    return ModelExplanation(name=model.name, wanted=model.replicas, copies=copies, another=another)
+    return ModelExplanation(
+        name=model.name, wanted=model.replicas, rollout=_rollout(model), copies=copies, another=another
+    )
+
+
+def _rollout(model: ModelView) -> str:
+    if model.revision == model.stable:
+        return ""
+    latest = Rollout.objects.filter(model=model.pk, target=model.revision).order_by("-pk").first()
+    why = f"; the rollout to it: {latest.state}" + (f", {latest.reason}" if latest.reason else "") if latest else ""
+    return f"revision {model.revision} is wished, revision {model.stable} runs{why}"
 
 
 def _copy(replica: Replica, refusal: Refusal | None) -> CopyExplanation:

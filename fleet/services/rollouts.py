@@ -4,12 +4,14 @@ from datetime import datetime
 from typing import Any
 
 from django.db import transaction
+from django.db.models import F
 
 from agent_client.profile import ProfileError, parse_profile
 from agent_client.protocol.codec import plain_part, read_part
 from agent_client.protocol.messages import Check, Checked, ShardSpec
 from fleet import doorbell
 from fleet.domain.actions import AskNode
+from fleet.domain.attention import Failed
 from fleet.domain.rollout import needs_restart
 from fleet.domain.states import CheckState, ReplicaState, RolloutState, Severity
 from fleet.models import CatalogModel, DryCheck, Gpu, ProfileRevision, Replica, Rollout, Shard
@@ -20,6 +22,14 @@ from fleet.services.transitions import move_check, move_rollout
 
 OPEN = (RolloutState.ROLLING, RolloutState.PAUSED)
 SERVING = (ReplicaState.READY, ReplicaState.DRAINING)
+
+_BECAME = {
+    RolloutState.ROLLING: "goes on",
+    RolloutState.PAUSED: "is paused",
+    RolloutState.FAILED: "has failed",
+    RolloutState.DONE: "is done",
+    RolloutState.DROPPED: "was dropped",
+}
 
 
 def begin(model: CatalogModel, *, before: int, actor: str) -> None:
@@ -80,6 +90,16 @@ def break_off(*, model: CatalogModel, actor: str) -> bool:
     return rollout is not None
 
 
+def failed() -> dict[int, Failed]:
+    """By model: the rollouts of revisions that are wished, and that no copy runs because they failed."""
+    wished = Rollout.objects.filter(state=RolloutState.FAILED, target=F("model__revision"))
+    rows = wished.exclude(model__stable_revision=F("target")).order_by("pk")  # the newest last
+    return {
+        model: Failed(pk=pk, target=target, reason=reason)
+        for model, pk, target, reason in rows.values_list("model", "pk", "target", "reason")
+    }
+
+
 def _latest(model: CatalogModel, verb: str) -> Rollout:
     rollout = Rollout.objects.select_for_update().filter(model=model).order_by("-pk").first()
     if rollout is None:
@@ -96,7 +116,7 @@ def _move(rollout: Rollout, state: RolloutState, verb: str, actor: str, *, reaso
         raise FleetError(
             "rollout_state", f"cannot {verb} {name}: its rollout to revision {rollout.target} is {rollout.state}"
         ) from None
-    text = f"{name}: the rollout to revision {rollout.target} is {state}" + (f": {reason}" if reason else "")
+    text = f"{name}: the rollout to revision {rollout.target} {_BECAME[state]}" + (f": {reason}" if reason else "")
     record(f"rollout_{state}", text, actor=actor)
     doorbell.ring_reconcile()
 
@@ -110,7 +130,7 @@ def end(rollout_id: int, state: RolloutState, *, reason: str) -> bool:
         return False
     if state is RolloutState.DONE:
         CatalogModel.objects.filter(pk=rollout.model_id).update(stable_revision=rollout.target)
-    text = f"{rollout.model.name}: the rollout to revision {rollout.target} is {state}"
+    text = f"{rollout.model.name}: the rollout to revision {rollout.target} {_BECAME[state]}"
     text += f": {reason}; replicas go back to revision {rollout.origin}" if reason else ""
     severity = Severity.INFO if state is RolloutState.DONE else Severity.ERROR
     record(f"rollout_{state}", text, severity=severity, data={"model": rollout.model.name, "target": rollout.target})

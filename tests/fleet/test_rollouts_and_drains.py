@@ -30,6 +30,7 @@ from fleet.services.commands import desired_for, wire_name
 from fleet.services.errors import FleetError
 from fleet.wishes import load_wishes
 from tests.fleet.test_catalog_and_pages import api as api  # the fixture
+from tests.fleet.test_explain import explain
 from tests.fleet.test_reconciler import make_ready, model, ready_node, tell, tick
 
 pytestmark = pytest.mark.django_db
@@ -96,6 +97,24 @@ def test_a_refusal_fails_the_rollout_and_it_can_be_tried_again() -> None:
     rollouts.resume(model=CatalogModel.objects.get(), actor="ann")
     tick()
     assert DryCheck.objects.filter(state=CheckState.OPEN).count() == 1
+
+
+def test_a_failed_rollout_is_told_wherever_its_model_is(admin_client: Client) -> None:
+    admission = serving()
+    model(extra_args=["--max-num-seqs", "8"])
+    tick()
+    answer(admission, "unknown_flag", "cannot start qwen at revision 2: vllm 0.32 does not know --x")
+    tick()
+    assert "revision 2 is wished, revision 1 runs; the rollout to it: failed, gpu-01: cannot" in explain("qwen")
+    home = admin_client.get("/admin/").content.decode()
+    assert "One thing needs you." in home
+    assert "qwen: revision 2 was taken back" in home
+    page = admin_client.get(f"/admin/fleet/catalogmodel/{CatalogModel.objects.get().pk}/change/").content.decode()
+    assert "1 of 1 copy ready, at revision 1; revision 2 is wished." in page
+    model()  # as before
+    tick()
+    assert "All is well" in admin_client.get("/admin/").content.decode()
+    assert "is wished" not in explain("qwen")
 
 
 def test_without_room_the_card_of_the_old_replica_is_asked_about_and_reused() -> None:

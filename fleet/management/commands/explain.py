@@ -23,6 +23,8 @@ class Command(BaseCommand):
         except FleetError as error:
             raise CommandError(f"{error.detail}; {error.hint}" if error.hint else error.detail)
         self.stdout.write(f"{found.name}: {found.wanted} wanted, {len(found.copies)} there")
+        if found.rollout:
+            self.stdout.write(found.rollout)
         for copy in found.copies:
             self._copy(copy)
         if isinstance(found.another, Placement):
