@@ -95,7 +95,7 @@ def test_an_unknown_message_closes_nothing(house: House) -> None:
 @pytest.mark.parametrize(("frame", "code"), [("{broken", 4400), ("x" * 2 * 2**20, 4413)], ids=["json", "2 MiB"])
 def test_a_broken_frame_closes_with_its_reason(house: House, frame: str, code: int) -> None:
     with dial(house) as socket:
-        socket.send(register("odd-frames"))
+        socket.send(register(f"odd-frames-{code}"))
         hear(socket, "registered")
         socket.send(frame)
         assert hear(socket, "error")["detail"].startswith("cannot")
