@@ -16,8 +16,8 @@ from unfold.admin import ModelAdmin
 from unfold.decorators import display
 from unfold.widgets import UnfoldAdminTextareaWidget
 
-from fleet.admin.fields import NamesField
 from fleet.endpoints import ring_routes
+from fleet.fields import NamesField
 from routing.domain import limits
 from routing.models import ApiKey, Ejection, Usage
 from routing.services import change_key, create_key, not_in_catalog, revoke_key

@@ -1,6 +1,6 @@
 """Checks before a launch: what is wrong is said in under a second, with the number that is wrong.
 
-Nothing here waits for long: cards are as the last look found them, a model's files have a limit, an engine's own help
+Nothing here waits for long: the caller has looked at the cards, a model's files have a limit, an engine's own help
 is taken as far as it is known by now.
 """
 

@@ -21,12 +21,12 @@ from fleet.admin.base import MachineOwnedAdmin
 from fleet.admin.confirm import ask
 from fleet.admin.display import badge, link, table, when
 from fleet.admin.explanation import panel
-from fleet.admin.fields import NamesField, YamlField
 from fleet.admin.page import LivePage, Page, sections
 from fleet.admin.planning import plan
 from fleet.admin.rollouts import ROLL_BACK, rollout_acts, told_of_roll_back, told_state
 from fleet.domain.states import ReplicaState, RolloutState
 from fleet.domain.words import counted
+from fleet.fields import NamesField, YamlField
 from fleet.models import CatalogModel, ProfileRevision, Replica, Rollout, ServedName, Shard
 from fleet.services import catalog, rollouts
 from fleet.services.errors import FleetError
