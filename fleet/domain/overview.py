@@ -1,15 +1,17 @@
 """The fleet at a glance: what needs a person, what is in hand, wish against truth, and every card."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sized
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from itertools import groupby
 
+from agent_client.protocol.states import ENDED_SHARD_STATES
 from fleet.domain.attention import Failed, Item, attention
 from fleet.domain.states import NodeStatus, ReplicaState
 from fleet.domain.types import FleetSnapshot, GpuView, NodeView, ReplicaView
+from fleet.domain.words import counted
 
 
 class CardUse(StrEnum):
@@ -52,6 +54,7 @@ class NodeTile:
     name: str
     note: str  # "cordoned", "unreachable"; empty when there is nothing to say
     domains: tuple[tuple[Card, ...], ...]  # cards by NVLink domain
+    hosts: str = ""  # "CPU, 2 copies": of a node without cards
 
     @property
     def free(self) -> int:
@@ -124,6 +127,8 @@ def _figures(snapshot: FleetSnapshot) -> tuple[Figure, ...]:
 
 def _groups(snapshot: FleetSnapshot, holders: Mapping[str, ReplicaView]) -> tuple[Group, ...]:
     """The nodes by the first fabric that they are on; those on none come last."""
+    living = (s for r in snapshot.replicas for s in r.shards if s.state not in ENDED_SHARD_STATES)
+    there = Counter(shard.node for shard in living)
     found: dict[str, list[NodeView]] = defaultdict(list)
     for node in snapshot.nodes:
         found[next((port.fabric for port in node.ports if port.fabric), "")].append(node)
@@ -131,7 +136,7 @@ def _groups(snapshot: FleetSnapshot, holders: Mapping[str, ReplicaView]) -> tupl
         Group(
             fabric=fabric,
             classes=tuple(sorted({gpu.gpu_class for node in nodes for gpu in node.gpus if gpu.gpu_class})),
-            nodes=tuple(_tile(node, holders) for node in nodes),
+            nodes=tuple(_tile(node, holders, there[node.pk]) for node in nodes),
         )
         for fabric, nodes in sorted(found.items(), key=lambda item: (not item[0], item[0]))
     )
@@ -146,7 +151,7 @@ def _models(snapshot: FleetSnapshot) -> Iterable[ModelLine]:
         yield ModelLine(pk=model.pk, name=model.name, wanted=model.replicas, states=states, reason=reason)
 
 
-def _tile(node: NodeView, holders: Mapping[str, ReplicaView]) -> NodeTile:
+def _tile(node: NodeView, holders: Mapping[str, ReplicaView], there: int) -> NodeTile:
     cards = sorted(node.gpus, key=lambda gpu: (gpu.domain, gpu.index))
     note = "" if node.status is NodeStatus.READY else node.status.value
     return NodeTile(
@@ -156,6 +161,7 @@ def _tile(node: NodeView, holders: Mapping[str, ReplicaView]) -> NodeTile:
         domains=tuple(
             tuple(_card(node, gpu, holders) for gpu in group) for _, group in groupby(cards, key=lambda gpu: gpu.domain)
         ),
+        hosts="CPU" + (f", {counted(there, 'copy')}" if there else ""),
     )
 
 

@@ -56,6 +56,7 @@ def _move(replica: Replica, computed: Computed, fields: dict[str, Any]) -> None:
     except StaleTransition:
         return
     bad = computed.state in (ReplicaState.FAILED, ReplicaState.DEGRADED, ReplicaState.LOST)
+    bad = bad and computed.code != "stopping_attempt"  # that is llmgw's own doing
     record(
         f"replica_{computed.state}",
         f"{replica.label}: {replica.state} → {computed.state}" + (f": {computed.reason}" if computed.reason else ""),

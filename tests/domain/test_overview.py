@@ -80,6 +80,16 @@ def test_lost_needs_a_person_and_unreachable_does_not() -> None:
     assert item.following.endswith("it is not declared lost while evictions are held")
 
 
+def test_a_node_without_cards_says_how_much_runs_there() -> None:
+    given = {"epoch": 1, "node": 1, "wanted": True, "rank": 0}
+    runs = ShardView(pk=1, state=ShardState.READY, **given)  # type: ignore[arg-type]
+    ended = ShardView(pk=2, state=ShardState.STOPPED, **given)  # type: ignore[arg-type]
+    (tile,) = overview(fleet([node()], replica(1, ReplicaState.READY, shards=(runs, ended)))).groups[0].nodes
+    assert tile.hosts == "CPU, 1 copy"
+    (tile,) = overview(fleet([node()])).groups[0].nodes
+    assert tile.hosts == "CPU"
+
+
 def test_each_card_shows_what_it_is() -> None:
     cards = [
         gpu(0, holder="m/1", domain="a"),
