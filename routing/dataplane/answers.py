@@ -17,13 +17,13 @@ _LINES = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n".encode() fo
 
 
 class Answers:
-    __slots__ = ("_chunked", "_cors", "_left", "_parts", "_took_at", "begun", "held", "request", "transport")
+    __slots__ = ("_chunked", "_cors", "_left", "_parts", "_took_at", "begun", "ended", "held", "request", "transport")
 
     def __init__(self, cors: Collection[bytes]) -> None:
         """`cors`: the origins whose pages may read answers; `*` for all."""
         self.transport: asyncio.Transport | None = None
         self.request: Request | None = None
-        self.begun = False  # the head of this request's answer is out
+        self.begun = self.ended = False  # the head of this request's answer is out; all of it is
         self.held = False  # the client's upload waits
         self._cors = cors
         self._chunked = False
@@ -32,7 +32,7 @@ class Answers:
 
     def expect(self, request: Request) -> None:
         self.request = request
-        self.begun = self.held = False
+        self.begun = self.ended = self.held = False
 
     def proceed(self) -> None:
         """An interim answer; clients take any number of them before the final one (RFC 9110, 15.2)."""
@@ -78,6 +78,7 @@ class Answers:
             self._parts.append(b"0\r\n\r\n")
         self._chunked = False
         self.flush()
+        self.ended = True
 
     def flush(self) -> None:
         """Write what has gathered."""

@@ -1,6 +1,8 @@
 """One client's connection: requests in, judged by their heads, answered in turn. A client that leaves cancels them."""
 
 import asyncio
+import json
+import logging
 import time
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, cast
@@ -19,9 +21,12 @@ from routing.domain.openai import BadRequest
 if TYPE_CHECKING:
     from routing.dataplane.router import Router
 
+log = logging.getLogger("routing")
+
 HEAD_BYTES = 32 * 1024
 _LONG_HEAD = f"cannot take a request head over {HEAD_BYTES} bytes"
 _LONG_BODY = "cannot take a body over {} bytes"
+BROKEN = "cannot serve the request: an error inside the router"
 #: What may wait behind the request that is being answered: no more is read until its turn.
 AHEAD_BYTES = 256 * 1024
 AHEAD_REQUESTS = 16
@@ -138,6 +143,9 @@ class ClientConnection(asyncio.Protocol):
                 break
             except httptools.HttpParserUpgrade as offer:
                 data = self._without_offer() + data[offer.args[0] :]
+            except httptools.HttpParserCallbackError as error:
+                log.error(json.dumps({"event": "broken", "what": "head or body"}), exc_info=error)
+                return self._refuse(500, BROKEN)
             except httptools.HttpParserError as error:
                 return self._refuse(400, f"cannot read the request: {error}")
         if self._in_head and self._raw > HEAD_BYTES:
@@ -275,13 +283,10 @@ class ClientConnection(asyncio.Protocol):
                     return
                 request = self._requests[0]
                 self._out.expect(request)
-                if request.reply is not None:
-                    self._router.said(request, self._out.whole(request.reply))
-                    self._done(request)
-                elif request.ready:
+                if request.reply is not None or request.ready:
                     self._serving = True
                     try:
-                        self._router.serve(self, request, self._out)
+                        self._serve(request)
                     except Exception as error:
                         self._router.broken(self, request, error)
                 else:
@@ -291,6 +296,12 @@ class ClientConnection(asyncio.Protocol):
                     return
         finally:
             self._stepping = False
+
+    def _serve(self, request: Request) -> None:
+        if request.reply is None:
+            return self._router.serve(self, request, self._out)
+        self._router.said(request, self._out.whole(request.reply))
+        self.answered(request)
 
     def answered(self, request: Request) -> None:
         """Said by whoever serves it, once."""
@@ -303,11 +314,13 @@ class ClientConnection(asyncio.Protocol):
         """The router can't answer it."""
         if not self._serving or not self._requests or self._requests[0] is not request:
             return
-        if not self._out.begun:
-            self._out.whole(refusal(500, "cannot serve the request: an error inside the router"))
-        elif self._transport:
-            self._transport.abort()
-        self.answered(request)
+        try:
+            if not self._out.begun:
+                self._out.whole(refusal(500, BROKEN))
+        finally:
+            if not self._out.ended and self._transport:
+                self._transport.abort()
+            self.answered(request)
 
     def wait(self, serving: Coroutine[Any, Any, None]) -> None:
         self._task = self.loop.create_task(serving)

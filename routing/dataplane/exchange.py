@@ -1,7 +1,9 @@
 """One request between client and engine: choose, send, pass bytes on, retry before the first byte, settle the books."""
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from routing.dataplane.forward import AnswerHead, to_engine
 from routing.dataplane.messages import Reply, Request, refusal
@@ -38,6 +40,25 @@ class Client(Protocol):
     def cut(self) -> None: ...
     def hold(self, yes: bool) -> None: ...
     def whole(self, reply: Reply) -> int: ...
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _whole(step: Callable[Concatenate["Proxied", P], R]) -> Callable[Concatenate["Proxied", P], R | None]:
+    """An error of ours in this step ends its request alone: the engine's connection is closed, its place given back,
+    the books are settled and the client is told, whoever called."""
+
+    @wraps(step)
+    def run(self: "Proxied", *args: P.args, **kwargs: P.kwargs) -> R | None:
+        try:
+            return step(self, *args, **kwargs)
+        except Exception as error:
+            self.broken(error)
+            return None
+
+    return run
 
 
 class Proxied:
@@ -85,10 +106,12 @@ class Proxied:
 
     # -- attempts -----------------------------------------------------------------------------------------------------
 
+    @_whole
     def start(self) -> None:
         self._router.chooser.came(self._route)
         self._attempt()
 
+    @_whole
     def leave(self) -> None:
         """The client is gone: the engine sees it at once and stops working."""
         if not self._over:
@@ -133,7 +156,7 @@ class Proxied:
                 self._dial = None
                 self._send(upstream, endpoint)
         except Exception as error:
-            self._broken(error)
+            self.broken(error)
 
     def _told(self, whole: bool) -> None:
         """The engine says no more. `whole`: it has said all; if not, another may be asked before the first byte."""
@@ -171,7 +194,7 @@ class Proxied:
             self._router.chooser.end(self._endpoint, stream=self._asked.stream)
 
     def _send(self, upstream: Upstream, endpoint: Endpoint) -> None:
-        self._upstream = upstream
+        self._upstream, upstream.exchange = upstream, self  # from here on it is closed with this request
         self._sent = True
         self._sent_at = self._asked_at = self._loop.time()
         self._heard_at = None
@@ -184,6 +207,7 @@ class Proxied:
         self._upload = Upload(upstream, self._request)
         self._upload.more()
 
+    @_whole
     def more(self) -> None:
         """More of the body has come."""
         if self._upload is not None:
@@ -228,27 +252,28 @@ class Proxied:
     def engine_read(self) -> None:
         self._client.flush()
 
+    @_whole
     def engine_done(self) -> None:
-        try:
-            if self._replace:
-                self._fail(*self._replace)
-            else:
-                if self._reader is not None and (rest := self._reader.finish()):
-                    self._client.body(rest)
-                self._client.end()
-            self._told(True)
-        except Exception as error:
-            self._broken(error)
+        if self._replace:
+            self._fail(*self._replace)
+        else:
+            if self._reader is not None and (rest := self._reader.finish()):
+                self._client.body(rest)
+            self._client.end()
+        self._told(True)
 
+    @_whole
     def engine_lost(self) -> None:
         # A body that was passed on as it came is kept nowhere, so it can't be sent again.
         self._lost = self._status != 0
         self._break(502, "the engine ended in the middle of it", known=self._upload is not None)
 
+    @_whole
     def engine_full(self, yes: bool) -> None:
         if self._upload is not None:
             self._client.hold(yes and not self._request.complete)
 
+    @_whole
     def look(self, now: float) -> None:
         """The timers."""
         if self._upstream is None or self._upstream.exchange is not self:
@@ -285,16 +310,19 @@ class Proxied:
             return b"event: error\ndata: " + anthropic.error(status, text) + b"\n\n"
         return b"data: " + openai.error(status, text, code="engine_lost") + b"\n\n"
 
+    @_whole
     def pause(self) -> None:
         self._paused = True
         if self._upstream is not None and self._upstream.exchange is self:  # else it is another's, or idle
             self._upstream.pause()
 
+    @_whole
     def resume(self) -> None:
         self._paused = False
         if self._upstream is not None and self._upstream.exchange is self:
             self._upstream.resume()
 
+    @_whole
     def nudge(self) -> bool:
         """Write what changes nothing, where a stream allows it: a comment. Whether the client was told anything of
         late, this or a piece of its answer."""
@@ -314,20 +342,30 @@ class Proxied:
             self._settle(self._status, completed)
             self._connection.answered(self._request)
 
-    def _broken(self, error: Exception) -> None:
-        if not self._over:
-            self._settle(0, False)
+    def broken(self, error: Exception) -> None:
+        """An error of ours, wherever it was."""
+        try:
+            if not self._over:
+                self._settle(0, False)
+        except Exception as another:
+            another.__context__ = error
+            error = another
         self._router.broken(self._connection, self._request, error)
 
     def _settle(self, told: int, completed: bool) -> None:
         """Once, however it ended. `told`: the status that stands in the books, 0 for a client that had left."""
         self._over = True
-        if self._dial is not None:
-            self._dial.cancel()
-        if self._upstream is not None and self._upstream.exchange is self:
-            self._upstream.exchange = None
-            self._upstream.abort()
-        self._let_go()
+        try:
+            if self._dial is not None:
+                self._dial.cancel()
+            if self._upstream is not None and self._upstream.exchange is self:
+                self._upstream.exchange = None
+                self._upstream.abort()
+        finally:
+            self._let_go()
+        self._book(told, completed)
+
+    def _book(self, told: int, completed: bool) -> None:
         prompt = completion = None
         if self._reader is not None:
             facts = self._reader.facts

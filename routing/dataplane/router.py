@@ -266,8 +266,10 @@ class Router:
         """An error of ours."""
         event = {"event": "broken", "id": request.id, "path": request.head.path}
         log.error(json.dumps(event), exc_info=error)
-        self._end(request, 0, "")
-        connection.broken(request)
+        try:
+            self._end(request, 0, "")
+        finally:
+            connection.broken(request)
 
     def _end(
         self, request: Request, status: int, model: str, endpoint: str = "", tokens: int = 0
@@ -278,10 +280,12 @@ class Router:
         if request.over:
             return now, seconds
         request.over = True
-        if request.gate is not None:
-            request.gate.leave()
-        if request.meter is not None:
-            request.meter.settle(request.size, tokens, now)
+        try:
+            if request.gate is not None:
+                request.gate.leave()
+        finally:
+            if request.meter is not None:
+                request.meter.settle(request.size, tokens, now)
         self.metrics.requests[model, endpoint, status] += 1
         if self._on_line is not None:
             head, key = request.head, request.key

@@ -30,6 +30,9 @@ class Exchange(Protocol):
     def engine_full(self, yes: bool) -> None:
         """Whether the engine takes the request slower than it is sent."""
 
+    def broken(self, error: Exception) -> None:
+        """An error of ours while this was told."""
+
 
 class Upstream(asyncio.Protocol):
     def __init__(self, pool: "Pool", endpoint: Endpoint) -> None:
@@ -57,9 +60,17 @@ class Upstream(asyncio.Protocol):
             self.exchange.engine_full(False)
 
     def data_received(self, data: bytes) -> None:
-        if self.exchange is None:  # bytes that nobody asked for
+        exchange = self.exchange
+        if exchange is None:  # bytes that nobody asked for
             self.abort()
             return
+        try:
+            self._receive(data)
+        except Exception as error:
+            self.abort()
+            exchange.broken(error)
+
+    def _receive(self, data: bytes) -> None:
         if self._missing:
             self._take(data)
         elif self._begun or not self._known(data):
@@ -71,10 +82,12 @@ class Upstream(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
-        self.pool.forget(self)
-        if self.exchange is not None and exc is None and self._until_close and self._headed:
-            self._end()  # a body without a length ends with the connection
-        self._lost()
+        try:
+            if self.exchange is not None and exc is None and self._until_close and self._headed:
+                self._end()  # a body without a length ends with the connection
+            self._lost()
+        finally:
+            self.pool.forget(self)
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -171,6 +184,8 @@ class Upstream(asyncio.Protocol):
                 self._parser = httptools.HttpResponseParser(self)
         try:
             self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError as error:  # what was told by it went wrong on our side
+            raise error.__context__ or error
         except httptools.HttpParserError:
             if self._complete:
                 self._reusable = False

@@ -1,8 +1,12 @@
 """One timer for all connections of a process: one for each request would cost it a microsecond."""
 
 import asyncio
+import json
+import logging
 from collections.abc import Collection
 from typing import Protocol
+
+log = logging.getLogger("routing")
 
 EVERY_SECONDS = 0.5
 
@@ -27,6 +31,9 @@ class Watch:
         self._timer = None
         now = asyncio.get_running_loop().time()
         for member in list(self._members):
-            member.look(now)
+            try:
+                member.look(now)
+            except Exception as error:  # the others' timers go on
+                log.error(json.dumps({"event": "broken", "what": "timers"}), exc_info=error)
         if self._members:
             self.begin()
