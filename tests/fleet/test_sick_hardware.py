@@ -119,8 +119,8 @@ def test_a_card_that_a_stranger_fills_is_left_out_and_its_user_named(node: Node,
     profile = parse_profile({**order.spec.profile, "engine": "echo"})
     refused = preflight.check(config, profile, order.spec, node.eyes.look().to_json(), ()).refusal
     assert refused is not None
-    assert refused[0] == FailureCode.GPU_BUSY
-    assert "is used by train.py (pid 4242)" in refused[1]
+    assert refused.code == FailureCode.GPU_BUSY
+    assert "is used by train.py (pid 4242)" in refused.detail
 
 
 def test_a_removed_card_fails_its_own_shard_alone(node: Node) -> None:
