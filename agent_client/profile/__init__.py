@@ -1,5 +1,6 @@
 """The rules for an engine profile and a catalog entry, in one place: file, form, API, router and agent use them."""
 
+from agent_client.plain_data import UnreadableJson, read_json_object
 from agent_client.profile.catalog import (
     KEY_LIMITS,
     Catalog,
@@ -30,9 +31,11 @@ __all__ = [
     "Routing",
     "SecretRef",
     "StaticEndpoint",
+    "UnreadableJson",
     "UnreadableYaml",
     "parse_catalog",
     "parse_entry",
     "parse_profile",
+    "read_json_object",
     "read_yaml",
 ]

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any
 
+from agent_client.plain_data import holds_unstorable
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
@@ -23,6 +25,7 @@ class Problem:
 
 
 _TOLD = 3  # of several problems, in one sentence for people
+_MOST_TOLD = 20  # of all that is wrong with what somebody wrote
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +53,16 @@ class ProfileError(ValueError):
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
-        super().__init__("; ".join(problem.text for problem in self.problems))
+        told, left = self.problems[:_MOST_TOLD], len(self.problems[_MOST_TOLD:])
+        super().__init__("; ".join([*(problem.text for problem in told), *([f"and {left} more"] if left else [])]))
 
 
 #: Entries of one list or mapping, unless said otherwise: far more than any engine is given, few enough to look at.
 MOST_ENTRIES = 1_000
 #: Unknown keys that are told one by one, each with what is near.
 _TOLD_UNKNOWN = 20
+#: Of one text: as long as a path may be.
+_MOST_CHARACTERS = 4_096
 
 
 class Fields:
@@ -89,8 +95,11 @@ class Fields:
             if required:
                 self.note("missing", name, f"cannot use {self.where}: `{name}` is missing")
             return default
-        if not isinstance(value, str) or (required and not value.strip()) or "\x00" in value:
+        if not isinstance(value, str) or (required and not value.strip()) or holds_unstorable(value):
             self._wrong(name, value, "a text")
+            return default
+        if len(value) > _MOST_CHARACTERS:
+            self._wrong(name, value, f"a text of at most {_MOST_CHARACTERS} characters")
             return default
         return value
 

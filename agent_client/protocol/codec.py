@@ -13,10 +13,8 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any
 
+from agent_client.plain_data import MAX_INTEGER
 from agent_client.protocol.messages import BY_TYPE, MAX_FRAME_BYTES, Message
-
-#: Numbers beyond this don't fit the database's 64-bit columns.
-MAX_INTEGER = 2**63 - 1
 
 
 class FrameError(ValueError):

@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 from typing import Any
 
-from django.db import InterfaceError, OperationalError
-from django.http import Http404
+from django.core.exceptions import BadRequest, RequestDataTooBig, SuspiciousOperation
+from django.db import DataError, InterfaceError, OperationalError
+from django.http import Http404, JsonResponse
+from django.http.multipartparser import MultiPartParserError
 from rest_framework.exceptions import APIException, ValidationError
-from rest_framework.response import Response
 from rest_framework.settings import api_settings
 from rest_framework.views import exception_handler
 
@@ -27,17 +28,23 @@ BEGINNINGS = {
     "parse_error": ("cannot read the body: ", "send JSON, with Content-Type: application/json"),
     "unsupported_media_type": ("cannot read the body: ", "send JSON, with Content-Type: application/json"),
 }
+MOST_BYTES_HINT = "2.5 MB are read"
+MOST_CHARACTERS = 4_000
 KEPT_HEADERS = ("www-authenticate", "retry-after", "allow")
 
 
-def handle(error: Exception, context: dict[str, Any]) -> Response | None:
+def handle(error: Exception, context: dict[str, Any]) -> JsonResponse | None:
     if isinstance(error, FleetError):
         status = 404 if error.code in NOT_FOUND else 409 if error.code in CONFLICTS else 400
         return problem(status, error.code, error.detail, error.hint)
     if isinstance(error, OperationalError | InterfaceError):
         return problem(503, "database_away", "cannot answer now: the database is away", "try again shortly")
-    if isinstance(error, RecursionError):
-        return problem(400, "parse_error", "cannot read the body: it is nested too deep")
+    if isinstance(error, RequestDataTooBig):
+        return problem(413, "too_large", "cannot read the body: it is too large", MOST_BYTES_HINT)
+    if isinstance(error, SuspiciousOperation | BadRequest | MultiPartParserError):
+        return problem(400, "parse_error", f"cannot read what was sent: {error}")
+    if isinstance(error, DataError):
+        return problem(400, "invalid", "cannot use what was sent: the database takes no such value")
     response = exception_handler(error, context)
     if response is None:
         return None
@@ -53,12 +60,19 @@ def handle(error: Exception, context: dict[str, Any]) -> Response | None:
     return body
 
 
-def problem(status: int, code: str, detail: str, hint: str = "", **more: Any) -> Response:
-    body = {"type": "about:blank", "status": status, "code": code, "detail": detail, "hint": hint, **more}
-    return Response(body, status=status, content_type="application/problem+json")
+def problem(status: int, code: str, detail: str, hint: str = "", **more: Any) -> JsonResponse:
+    """Not a framework's Response: whatever a view would render, and a client accepts, a problem is this JSON."""
+    told = {"detail": _shortened(detail), "hint": _shortened(hint)}
+    body = {"type": "about:blank", "status": status, "code": code, **told, **more}
+    return JsonResponse(body, status=status, content_type="application/problem+json")
 
 
-def _of_fields(error: ValidationError) -> Response:
+def _shortened(text: str) -> str:
+    """A sentence may quote what was sent, and a client may send much."""
+    return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}…"
+
+
+def _of_fields(error: ValidationError) -> JsonResponse:
     errors: dict[str, list[str]] = {}
     for field, text in _leaves(error.detail, ""):
         errors.setdefault(field, []).append(text)
@@ -86,7 +100,7 @@ def _not_found(context: dict[str, Any]) -> str:
     return f"cannot find the {kind} {name}: there is none".replace("  ", " ")
 
 
-def _of_framework(error: Exception, status: int) -> Response:
+def _of_framework(error: Exception, status: int) -> JsonResponse:
     codes = error.get_codes() if isinstance(error, APIException) else "error"
     code = codes if isinstance(codes, str) else "invalid"
     detail = str(error.detail) if isinstance(error, APIException) else str(error)

@@ -30,6 +30,9 @@ from fleet.models import CatalogModel, Event, Gpu, Node, Replica, Rollout
 from fleet.services import catalog, explanations, liveness, operations, rollouts
 
 ENTRY = OpenApiTypes.OBJECT
+#: In an address. Control characters stand in no name: such an address is nowhere.
+MODEL_NAME = "[^?#\\x00-\\x1f]+"
+NODE_NAME = "[^/\\x00-\\x1f]+"
 
 
 @extend_schema_view(
@@ -44,13 +47,13 @@ class ModelViewSet(ViewSet):
     """Catalog entries, in the shape of the catalog file."""
 
     # Names may hold slashes; what ends in a verb is the verb's.
-    lookup_value_regex = "[^?#]+(?<!/rollout)(?<!/pause)(?<!/resume)(?<!/rollback)(?<!/plan)"
+    lookup_value_regex = f"{MODEL_NAME}(?<!/rollout)(?<!/pause)(?<!/resume)(?<!/rollback)(?<!/plan)"
 
     def list(self, request: Request) -> Response:
         return Response({"results": catalog.export_catalog()["models"]})
 
     def create(self, request: Request) -> Response:
-        entry = catalog.read_entry(_object(request))
+        entry = catalog.read_entry(request.data)
         catalog.save_entry(entry, actor=request.user.get_username(), new=True)
         return Response(entry.to_dict(), status=201)
 
@@ -109,7 +112,7 @@ class ModelViewSet(ViewSet):
 
         Body: empty for the stored profile; a profile, alone or as `profile` beside the model's `model_config`.
         """
-        body = _object(request)
+        body = request.data
         draft = body.get("profile") if body.keys() & {"profile", "model_config"} else (body or None)
         return Response(show_plan(explanations.plan(pk, draft=draft, config=body.get("model_config"))))
 
@@ -130,7 +133,7 @@ class NodeViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Node]):
     queryset = Node.objects.prefetch_related("gpus__claims__shard__replica__model", "shards__replica__model")
     serializer_class = NodeSerializer
     lookup_field = "name"
-    lookup_value_regex = "[^/]+"
+    lookup_value_regex = NODE_NAME
     filterset_fields = ["status", "schedulable"]
 
     @extend_schema(request=CordonRequest)
@@ -235,18 +238,11 @@ class ReplicaViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Replica]
         return Response(ReplicaSerializer(self.get_object()).data)
 
 
-def _object(request: Request) -> dict[str, Any]:
-    if not isinstance(request.data, dict):
-        raise ValidationError(f"keys and values are needed, not a {type(request.data).__name__}")
-    return request.data
-
-
 def _named(request: Request, name: str) -> dict[str, Any]:
     """The body, of the model that the address names."""
-    given = _object(request)
-    if given.get("name", name) != name:
+    if request.data.get("name", name) != name:
         raise ValidationError({"name": f"a model can't be renamed: leave it out, or give {name}"})
-    return {**given, "name": name}
+    return {**request.data, "name": name}
 
 
 def _checked(kind: type[Serializer[Any]], request: Request) -> dict[str, Any]:

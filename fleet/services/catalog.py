@@ -19,6 +19,8 @@ from fleet.services.events import record
 
 #: So many models that would be removed are named.
 TOLD_NAMES = 20
+#: Of so many problems the hints are told, each once.
+TOLD_HINTS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +188,7 @@ def _versions() -> dict[str, set[str]]:
 
 
 def _invalid(error: ProfileError) -> FleetError:
-    hints = [problem.hint for problem in error.problems if problem.hint]
+    hints = dict.fromkeys(problem.hint for problem in error.problems[:TOLD_HINTS] if problem.hint)
     return FleetError("invalid_catalog", str(error), "; ".join(hints))
 
 

@@ -77,7 +77,10 @@ def test_the_api_adds_reads_and_refuses(api: Client) -> None:
 
 def test_a_body_that_is_nested_without_end_is_refused_in_a_sentence(api: Client) -> None:
     answer = api.post("/api/v1/models/", "[" * 100_000, content_type="application/json")
-    assert (answer.status_code, answer.json()["detail"]) == (400, "cannot read the body: it is nested too deep")
+    assert (answer.status_code, answer.json()["detail"]) == (
+        400,
+        "cannot read the body: it is nested more than 50 deep",
+    )
 
 
 def test_cordon_by_api_is_seen_and_told(api: Client) -> None:

@@ -164,14 +164,14 @@ def test_endpoints_change_without_a_rollout() -> None:
 
 def test_rollouts_are_led_by_api(api: Client) -> None:
     serving()
-    assert api.post("/api/v1/models/qwen/pause/").json()["code"] == "no_rollout"
+    assert api.post("/api/v1/models/qwen/pause/", content_type="application/json").json()["code"] == "no_rollout"
     model(max_model_len=4096)
-    assert api.post("/api/v1/models/qwen/pause/").json()["state"] == "paused"
+    assert api.post("/api/v1/models/qwen/pause/", content_type="application/json").json()["state"] == "paused"
     assert tick() == 0
-    assert api.post("/api/v1/models/qwen/resume/").json()["state"] == "rolling"
-    assert api.post("/api/v1/models/qwen/rollback/").json()["state"] == "failed"
+    assert api.post("/api/v1/models/qwen/resume/", content_type="application/json").json()["state"] == "rolling"
+    assert api.post("/api/v1/models/qwen/rollback/", content_type="application/json").json()["state"] == "failed"
     assert api.get("/api/v1/models/qwen/rollout/").json()["reason"].startswith("rolled back by")
-    assert api.post("/api/v1/models/qwen/rollback/").status_code == 400
+    assert api.post("/api/v1/models/qwen/rollback/", content_type="application/json").status_code == 400
 
 
 def test_after_a_finished_rollout_the_profile_before_comes_back_as_a_new_revision(api: Client) -> None:
@@ -185,7 +185,7 @@ def test_after_a_finished_rollout_the_profile_before_comes_back_as_a_new_revisio
     make_ready(admission)
     tick()
     assert (Rollout.objects.get().state, CatalogModel.objects.get().stable_revision) == (RolloutState.DONE, 2)
-    told = api.post("/api/v1/models/qwen/rollback/").json()
+    told = api.post("/api/v1/models/qwen/rollback/", content_type="application/json").json()
     assert (told["state"], told["origin"], told["target"]) == ("rolling", 2, 3)
     row = CatalogModel.objects.get()
     assert row.profile is not None
@@ -197,9 +197,9 @@ def test_after_a_finished_rollout_the_profile_before_comes_back_as_a_new_revisio
 
 def test_a_rollback_that_no_engine_needs_to_be_told_of_is_there_at_once(api: Client) -> None:
     serving()
-    assert api.post("/api/v1/models/qwen/rollback/").json()["code"] == "no_rollout"
+    assert api.post("/api/v1/models/qwen/rollback/", content_type="application/json").json()["code"] == "no_rollout"
     model(drain_timeout_seconds=7)
-    assert api.post("/api/v1/models/qwen/rollback/").status_code == 204
+    assert api.post("/api/v1/models/qwen/rollback/", content_type="application/json").status_code == 204
     row = CatalogModel.objects.get()
     assert row.profile is not None
     assert (row.stable_revision, "drain_timeout_seconds" in row.profile) == (3, False)
@@ -258,7 +258,9 @@ def test_a_node_is_drained_by_api_with_progress_and_a_deadline(api: Client) -> N
     node = api.get("/api/v1/nodes/gpu-01/").json()
     assert (node["drain_left"], node["drain_deadline_at"], node["schedulable"]) == (None, None, False)
     assert [str(row) for row in Replica.objects.all()] == ["qwen/2"]
-    assert api.post("/api/v1/nodes/gpu-01/cancel-drain/").json()["code"] == "not_draining"
+    assert (
+        api.post("/api/v1/nodes/gpu-01/cancel-drain/", content_type="application/json").json()["code"] == "not_draining"
+    )
 
 
 def test_a_cancelled_drain_ends_nothing_that_was_not_told_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,7 +290,7 @@ def test_one_card_is_drained_and_its_replica_goes_to_another(api: Client) -> Non
 def test_a_drained_replica_is_unrouted_and_ends_with_its_last_request(api: Client) -> None:
     admission = serving()
     replica = Replica.objects.get()
-    assert api.post(f"/api/v1/replicas/{replica.uid}/drain/").status_code == 200
+    assert api.post(f"/api/v1/replicas/{replica.uid}/drain/", content_type="application/json").status_code == 200
     tick()
     ((endpoint,),) = (entry["endpoints"] for entry in published())
     assert endpoint["draining"]
