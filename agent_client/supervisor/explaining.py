@@ -4,7 +4,8 @@ Blocks: for a thread.
 
 from pathlib import Path
 
-from agent_client.launching import read_secrets
+from agent_client.engines import PlanError, internal_ports, plan
+from agent_client.launching import launch_spec, read_secrets
 from agent_client.machine import Failure, Why
 from agent_client.profile import Refusal
 from agent_client.supervisor import cgroup, evidence
@@ -67,4 +68,15 @@ def _oom_killed(held: Held, ground: Ground) -> bool:
 
 
 def _secrets(ground: Ground, held: Held) -> list[str]:
-    return [held.spec.engine_key or "", *read_secrets(ground.config).values()]
+    """All that is hidden where command and environment are shown: an engine may print either."""
+    told = [held.spec.engine_key or "", *read_secrets(ground.config).values()]
+    first = ground.config.policy.ports[0]
+    ports = range(first, first + 1 + internal_ports(held.profile))
+    try:
+        command = ground.tools.command(held.profile)
+        launch = plan(launch_spec(ground.config, held.spec, held.profile, ports=ports, command=command))
+    except PlanError:
+        return told
+    words = [word.text for word in launch.words if word.secret]
+    values = [variable.value for variable in launch.env if variable.secret]
+    return [*told, *values, *(word.partition("=")[2] or word for word in words)]

@@ -142,6 +142,14 @@ async def test_no_secret_is_told(fail: Fail) -> None:
     assert "(secret) is no key" in report.detail
 
 
+async def test_what_an_engine_prints_of_its_environment_is_hidden_where_the_environment_is(fail: Fail) -> None:
+    text = "MY_API_KEY=canary-of-the-profile PLAIN=shown\nValueError: canary-of-the-profile is wrong\n"
+    report = await fail(text, env={"MY_API_KEY": "canary-of-the-profile"})
+    whole = encode(ShardStatus(report=report), seq=1)
+    assert "canary" not in (whole if isinstance(whole, str) else whole.decode())
+    assert "MY_API_KEY=(secret) PLAIN=shown" in report.tail
+
+
 def test_an_end_that_nobody_saw_keeps_its_code_and_tells_what_the_output_tells() -> None:
     lines = ["torch.OutOfMemoryError: CUDA out of memory."]
     failure = failure_of_exit("m/1", lines, exit_code=None, exit_signal=None, seen=False)
