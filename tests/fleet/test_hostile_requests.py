@@ -332,6 +332,7 @@ def test_what_a_client_did_wrong_beyond_our_reading_is_its_problem(error: Except
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1_800)
 @pytest.mark.skipif("LLMGW_TEST_DATABASE_URL" in os.environ, reason="it is PostgreSQL already")
 @pytest.mark.skipif(bin_folder() is None and not os.environ.get("CI"), reason="PostgreSQL is not installed")
 def test_all_of_this_holds_on_postgresql() -> None:
