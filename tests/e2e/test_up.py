@@ -125,7 +125,7 @@ def test_first_answer_then_ctrl_c_then_the_same_fleet_again(tmp_path: Path, runs
 
 def check_printed_curl(printed: list[str]) -> None:
     """The line that `up` printed streams an answer to its end."""
-    streamed = subprocess.run(["curl", "-sS", *printed[1:]], capture_output=True, timeout=60, check=True).stdout
+    streamed = subprocess.run(["curl", "-sS", *printed[1:]], capture_output=True, timeout=150, check=True).stdout
     assert "".join(filter(None, map(content, streamed.splitlines()))).strip()
     assert streamed.rstrip().endswith(b"data: [DONE]")
 

@@ -14,6 +14,7 @@ from agent_client.engines import LaunchSpec, PlanError, llamacpp, plan, sglang, 
 from agent_client.engines.options import OptionTable, canonical, refused, table
 from agent_client.profile import parse_profile
 from agent_client.programs import echo_server
+from agent_client.programs.xllamacpp_server import threads_for
 from tests.e2e.harness import STANDIN
 
 DATA = Path(__file__).parent / "data"
@@ -44,6 +45,13 @@ def test_the_lists_of_our_own_programs_are_theirs() -> None:
     source = (Path(echo_server.__file__).parent / "xllamacpp_server.py").read_text()
     names = set(re.findall(r'add_argument\("(--[\w-]+)"', source))
     assert names == set(table("xllamacpp_server").by_name)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "threads_of_a_core", "expected"), [(1, 1, 1), (2, 1, 1), (2, 2, 1), (8, 1, 7), (8, 2, 4), (64, 2, 32)]
+)
+def test_a_cpu_engine_leaves_a_core_to_the_rest(cpus: int, threads_of_a_core: int, expected: int) -> None:
+    assert threads_for(range(cpus), lambda cpu: str(cpu // threads_of_a_core)) == expected
 
 
 ENGINES = {"vllm": (VLLM, vllm.OWNED_FLAGS), "sglang": (SGLANG, sglang.OWNED_FLAGS)}
