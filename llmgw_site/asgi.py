@@ -8,12 +8,14 @@ from channels.routing import ProtocolTypeRouter, URLRouter
 from django.core.asgi import get_asgi_application
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "llmgw_site.settings")
-http = get_asgi_application()
+_django = get_asgi_application()
 django.setup(set_prefix=False)
 
 from fleet.agents.pump import pump  # noqa: E402  (needs the apps)
 from fleet.agents.urls import websocket_urlpatterns  # noqa: E402
+from llmgw_site.readable import Readable  # noqa: E402
 
+http = Readable(_django)
 _router = ProtocolTypeRouter({"http": http, "websocket": URLRouter(websocket_urlpatterns)})
 
 

@@ -29,6 +29,7 @@ SECURE_HSTS_SECONDS = 31_536_000 if _https else 0
 SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = _https
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if env.boolean("LLMGW_BEHIND_PROXY") else None
 X_FRAME_OPTIONS = "DENY"
+CSRF_FAILURE_VIEW = "llmgw_site.failures.too_old_a_form"
 
 INSTALLED_APPS = [
     "unfold",
@@ -179,7 +180,12 @@ LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
     "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s %(message)s"}},
+    "filters": {"error_numbers": {"()": "llmgw_site.log.ErrorNumbers"}},
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
     "root": {"handlers": ["stderr"], "level": env.text("LLMGW_LOG_LEVEL", "INFO")},
-    "loggers": {"daphne": {"level": "WARNING"}, "django.channels": {"level": "WARNING"}},
+    "loggers": {
+        "daphne": {"level": "WARNING"},
+        "django.channels": {"level": "WARNING"},
+        "django.request": {"filters": ["error_numbers"]},
+    },
 }

@@ -25,3 +25,7 @@ urlpatterns = [
     path("api/v1/", Index.as_view(resources=[name for name, *_ in (*keys_api.registry, *fleet_api.registry)])),
     re_path("^api/v1(?:/|$)", Elsewhere.as_view()),
 ]
+handler400 = "llmgw_site.failures.bad_request"
+handler403 = "llmgw_site.failures.permission_denied"
+handler404 = "llmgw_site.failures.not_found"
+handler500 = "llmgw_site.failures.server_error"
