@@ -24,7 +24,7 @@ class JsonObjectParser(JSONParser):
 
 
 class ReadableBody(BasePermission):
-    """The last permission of every view: once it is known who asks, what comes with a change must be readable.
+    """A permission of every view: once it is known who asks, what comes with a change must be readable.
 
     So a verb that takes no body refuses a broken one, too, and each view finds keys and values in `request.data`.
     """

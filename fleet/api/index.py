@@ -29,6 +29,8 @@ class Index(APIView):
 class Elsewhere(APIView):
     """Any other path: the same with a slash at its end, or a problem that says where to look."""
 
+    any_query = True
+
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super().initial(request, *args, **kwargs)
         self.slashed = f"{request.path}/"

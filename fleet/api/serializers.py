@@ -12,6 +12,7 @@ from fleet.domain.types import FleetSnapshot
 from fleet.models import Event, Gpu, Node, Replica, Rollout, Shard
 from fleet.services.explanations import Plan
 from fleet.services.operations import LONGEST_DRAIN_SECONDS
+from fleet.strict import Strict
 
 
 class GpuSerializer(serializers.ModelSerializer[Gpu]):
@@ -137,19 +138,33 @@ class RolloutSerializer(serializers.ModelSerializer[Rollout]):
         ]
 
 
-class CordonRequest(serializers.Serializer[Any]):
+class NoFields(Strict):
+    """Of verbs that need nothing."""
+
+
+class CordonRequest(Strict):
     reason = serializers.CharField(max_length=500, required=False, allow_blank=True, default="")
 
 
-class DrainRequest(serializers.Serializer[Any]):
+class DeadlineRequest(Strict):
     """How long what runs may go on. Without it a node has an hour, a replica its profile's time."""
 
     deadline_seconds = serializers.FloatField(min_value=0, max_value=LONGEST_DRAIN_SECONDS, required=False)
+
+
+class DrainRequest(DeadlineRequest):
     reason = serializers.CharField(max_length=500, required=False, allow_blank=True, default="")
 
 
 class GpuDrainRequest(DrainRequest):
     uuid = serializers.CharField(max_length=100)
+
+
+class PlanRequest(Strict):
+    """A profile beside the model's config.json; each may be anything here, and is read by its own rules."""
+
+    profile = serializers.JSONField(required=False)
+    model_config = serializers.JSONField(required=False)
 
 
 class EventSerializer(serializers.ModelSerializer[Event]):

@@ -16,10 +16,13 @@ from rest_framework.viewsets import GenericViewSet, ViewSet
 from fleet import snapshots
 from fleet.api.serializers import (
     CordonRequest,
+    DeadlineRequest,
     DrainRequest,
     EventSerializer,
     GpuDrainRequest,
     NodeSerializer,
+    NoFields,
+    PlanRequest,
     ReplicaSerializer,
     RolloutSerializer,
     show_ledger,
@@ -86,12 +89,14 @@ class ModelViewSet(ViewSet):
     @extend_schema(request=None, responses=RolloutSerializer)
     @action(detail=True, methods=["post"])
     def pause(self, request: Request, pk: str) -> Response:
+        _checked(NoFields, request)
         rollouts.pause(model=self._row(pk), actor=request.user.get_username())
         return self.rollout(request, pk)
 
     @extend_schema(request=None, responses=RolloutSerializer)
     @action(detail=True, methods=["post"])
     def resume(self, request: Request, pk: str) -> Response:
+        _checked(NoFields, request)
         rollouts.resume(model=self._row(pk), actor=request.user.get_username())
         return self.rollout(request, pk)
 
@@ -99,6 +104,7 @@ class ModelViewSet(ViewSet):
     @action(detail=True, methods=["post"])
     def rollback(self, request: Request, pk: str) -> Response:
         """Break the rollout off, or after a finished one go back to the profile before. 204: no engine is touched."""
+        _checked(NoFields, request)
         catalog.roll_back(model=self._row(pk), actor=request.user.get_username())
         row = self._row(pk)
         if not Rollout.objects.filter(model=row, target=row.revision).exists():
@@ -113,7 +119,9 @@ class ModelViewSet(ViewSet):
         Body: empty for the stored profile; a profile, alone or as `profile` beside the model's `model_config`.
         """
         body = request.data
-        draft = body.get("profile") if body.keys() & {"profile", "model_config"} else (body or None)
+        if wrapped := bool(body.keys() & {"profile", "model_config"}):
+            _checked(PlanRequest, request)
+        draft = body.get("profile") if wrapped else (body or None)
         return Response(show_plan(explanations.plan(pk, draft=draft, config=body.get("model_config"))))
 
     def _row(self, name: str) -> CatalogModel:
@@ -145,6 +153,7 @@ class NodeViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Node]):
 
     @action(detail=True, methods=["post"])
     def uncordon(self, request: Request, name: str) -> Response:
+        _checked(NoFields, request)
         operations.uncordon_node(node=self.get_object(), actor=request.user.get_username())
         return Response(NodeSerializer(self.get_object()).data)
 
@@ -164,6 +173,7 @@ class NodeViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Node]):
     @extend_schema(request=None)
     @action(detail=True, methods=["post"], url_path="cancel-drain")
     def cancel_drain(self, request: Request, name: str) -> Response:
+        _checked(NoFields, request)
         operations.cancel_drain(node=self.get_object(), actor=request.user.get_username())
         return Response(NodeSerializer(self.get_object()).data)
 
@@ -187,6 +197,7 @@ class NodeViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Node]):
     @action(detail=False, methods=["post"], url_path="accept-losses")
     def accept_losses(self, request: Request) -> Response:
         """While evictions are held: the nodes that are silent now may be declared lost."""
+        _checked(NoFields, request)
         return Response({"accepted": liveness.accept_losses(actor=request.user.get_username())})
 
     @extend_schema(responses=ENTRY)
@@ -204,36 +215,39 @@ class ReplicaViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Replica]
 
     @action(detail=True, methods=["post"])
     def stop(self, request: Request, uid: str) -> Response:
+        """At once; `drain` lets requests end."""
+        _checked(NoFields, request)
         actor = request.user.get_username()
         operations.set_wish(replica=self.get_object(), wish=ReplicaWish.STOP, actor=actor, now=timezone.now())
         return Response(ReplicaSerializer(self.get_object()).data)
 
     @action(detail=True, methods=["post"])
     def run(self, request: Request, uid: str) -> Response:
+        _checked(NoFields, request)
         actor = request.user.get_username()
         operations.set_wish(replica=self.get_object(), wish=ReplicaWish.RUN, actor=actor, now=timezone.now())
         return Response(ReplicaSerializer(self.get_object()).data)
 
-    @extend_schema(request=DrainRequest)
+    @extend_schema(request=DeadlineRequest)
     @action(detail=True, methods=["post"])
     def drain(self, request: Request, uid: str) -> Response:
         """Nothing new for it; it stops with its last request, or at the deadline."""
         operations.drain_replica(
             replica=self.get_object(),
-            deadline_seconds=_checked(DrainRequest, request).get("deadline_seconds"),
+            deadline_seconds=_checked(DeadlineRequest, request).get("deadline_seconds"),
             actor=request.user.get_username(),
             now=timezone.now(),
         )
         return Response(ReplicaSerializer(self.get_object()).data)
 
-    @extend_schema(request=DrainRequest)
+    @extend_schema(request=DeadlineRequest)
     @action(detail=True, methods=["post"])
     def restart(self, request: Request, uid: str) -> Response:
         operations.restart_replica(
             replica=self.get_object(),
             actor=request.user.get_username(),
             now=timezone.now(),
-            drain_seconds=_checked(DrainRequest, request).get("deadline_seconds", 0.0),
+            drain_seconds=_checked(DeadlineRequest, request).get("deadline_seconds", 0.0),
         )
         return Response(ReplicaSerializer(self.get_object()).data)
 

@@ -4,10 +4,15 @@ from typing import Any
 
 from rest_framework import serializers
 
+from fleet.strict import Strict
 from routing.models import ApiKey, Ejection
 
 
-class KeySerializer(serializers.ModelSerializer[ApiKey]):
+class NoFields(Strict):
+    """Of verbs that need nothing."""
+
+
+class KeySerializer(Strict, serializers.ModelSerializer[ApiKey]):
     class Meta:
         model = ApiKey
         fields = [

@@ -13,7 +13,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.serializers import BaseSerializer
 
-from routing.api.serializers import EjectionSerializer, KeySerializer, NewKeySerializer
+from routing.api.serializers import EjectionSerializer, KeySerializer, NewKeySerializer, NoFields
 from routing.models import ApiKey, Ejection
 from routing.services import KeyNameTaken, change_key, create_key, revoke_key
 
@@ -53,6 +53,7 @@ class KeyViewSet(
     @extend_schema(request=None, responses=KeySerializer)
     @action(detail=True, methods=["post"])
     def revoke(self, request: Request, pk: str) -> Response:
+        NoFields(data=request.data).is_valid(raise_exception=True)
         return Response(KeySerializer(revoke_key(self.get_object(), now=timezone.now())).data)
 
 
