@@ -70,7 +70,9 @@ class _Tick:
         self.kept = {each.pk for each in self.replicas if self._is_kept(each)}
         self.by_pk = {each.pk: each for each in self.replicas}
         self.substitutes = {
-            each.replaces: each for each in self.replicas if each.pk in self.kept and self._stands_in(each)
+            each.replaces: each
+            for each in self.replicas
+            if each.pk in self.kept and self._stands_in(each) and each.wish is ReplicaWish.RUN
         }
         self.by_model: dict[int, list[ReplicaView]] = {model.pk: [] for model in snapshot.models}
         for replica in self.replicas:
@@ -138,11 +140,14 @@ class _Tick:
             return
         if not (leaving or outdated(model, old)) or old.wish is not ReplicaWish.RUN:
             yield self._remove(substitute, "nothing is to be replaced any more")
+        elif substitute.wish is not ReplicaWish.RUN:
+            # Nor may it stand in the way of another one until the drain's deadline.
+            yield self._remove(substitute, f"it was stopped before it took over from {old.label}")
         elif substitute.state is ReplicaState.READY:
             paused = model.rollout is not None and model.rollout.state is RolloutState.PAUSED
             if leaving or not paused:
                 yield self._remove(old, f"{substitute.label} took over")
-        elif substitute.state is ReplicaState.PENDING and substitute.explanation_text and not substitute.attempt:
+        elif substitute.state is ReplicaState.PENDING and substitute.explanation_text:
             yield self._remove(substitute, "the room for it is gone")
 
     # -- one replica ---------------------------------------------------------------------------------------------------

@@ -239,6 +239,34 @@ def test_a_cancelled_drain_takes_the_replacement_back() -> None:
     assert {made.shards[pk].node for pk in made.claims.values()} == {node}
 
 
+def test_a_substitute_that_a_person_stops_makes_way_for_another() -> None:
+    made = serving(1, 1, 1, copies=1)
+    (home,) = {shard.node for shard in made.shards.values()}
+    made.leaving[home] = deadline = made.now + timedelta(hours=1)
+    made.tick()
+    made.tick()
+    made.obey()  # the first substitute loads
+    (old, first) = made.replicas.values()
+    made.replicas[first.pk] = replace(first, wish=ReplicaWish.STOP)
+    made.settle()
+    assert made.now < deadline
+    assert not {old.pk, first.pk} & made.replicas.keys()
+    assert len(made.replicas) == made.ready(1) == 1
+
+
+def test_a_stopped_substitute_without_another_place_leaves_the_old_one_alone() -> None:
+    made = serving(1, 1, copies=1)
+    (home,) = {shard.node for shard in made.shards.values()}
+    made.leaving[home] = made.now + timedelta(hours=1)
+    made.tick()
+    made.nodes[3 - home] = replace(made.nodes[3 - home], schedulable=False)
+    (old, first) = made.replicas.values()
+    made.replicas[first.pk] = replace(first, wish=ReplicaWish.STOP)
+    made.settle()
+    assert list(made.replicas) == [old.pk]
+    assert made.ready(1) == 1
+
+
 # -- rollouts ----------------------------------------------------------------------------------------------------------
 
 
@@ -274,6 +302,20 @@ def test_without_a_spare_card_one_at_a_time_is_replaced_in_place() -> None:
     roll_through(made, least=1)
     assert [each.revision for each in made.replicas.values()] == [2, 2]
     assert not [action for action in made.done if isinstance(action, CreateReplica) and action.replaces]
+    assert made.models[1].stable == 2
+
+
+def test_a_substitute_that_lost_its_node_and_fits_nowhere_else_does_not_hold_a_rollout_up() -> None:
+    made = serving(1, 1, copies=1)
+    (home,) = {shard.node for shard in made.shards.values()}
+    made.roll_out(1, profile(max_model_len=4096))
+    for _ in range(4):  # the node is asked, the substitute is made, placed, and loads
+        made.tick()
+    made.lose(3 - home)
+    made.settle()
+    kept = [each for each in made.replicas.values() if each.wish is not ReplicaWish.REMOVE]
+    assert [each.revision for each in kept] == [2]
+    assert made.ready(1) == 1
     assert made.models[1].stable == 2
 
 
