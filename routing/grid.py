@@ -7,24 +7,28 @@ that the kernel gives back however the process ends; whoever comes next clears w
 
 import fcntl
 import mmap
-import os
 from collections.abc import Iterable
 from hashlib import blake2b
 from pathlib import Path
 
-COLUMNS = 32
-ROWS = 16_384
-FIELDS = 8
+from routing.grid_file import (
+    CELLS_AT,
+    COLUMNS,
+    DIRECTORY_AT,
+    FIELDS,
+    HINTS,
+    HINTS_AT,
+    ROWS,
+    SIZE_BYTES,
+    SUSPECTS,
+    SUSPECTS_AT,
+    on_disk,
+)
+
 #: The first fields of a cell say what is under way: they end with their process. The others outlive it.
 LIVE_FIELDS = 2
 
 _VERSION = 1
-_HEAD, _HINTS, _SUSPECTS = 64, 65_536, 1024
-_DIRECTORY_AT = _HEAD
-_HINTS_AT = _DIRECTORY_AT + ROWS
-_SUSPECTS_AT = _HINTS_AT + _HINTS
-_CELLS_AT = _SUSPECTS_AT + _SUSPECTS
-_WORDS = _CELLS_AT + ROWS * COLUMNS * FIELDS  # 34 MB, of which only pages that are used take memory or disk
 _DIRECTORY_LOCK = COLUMNS
 
 
@@ -33,26 +37,25 @@ class GridError(OSError):
 
 
 class Grid:
-    def __init__(self, path: Path | None = None) -> None:
-        """Without a path the counts are this process's own."""
-        self._file = -1 if path is None else os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        if path is None:
-            memory = mmap.mmap(-1, _WORDS * 8)
-        else:
+    def __init__(self, path: Path | None = None, *, file: int | None = None) -> None:
+        """`file`: a file descriptor of grid_file's, which is kept; `path`: it is opened here. Without either the counts
+        are this process's own. Raises OSError."""
+        if path is not None:
+            file = on_disk(path)
+        self._file = -1 if file is None else file
+        if self._file >= 0:
             self._lock(_DIRECTORY_LOCK)
-            os.ftruncate(self._file, _WORDS * 8)
-            memory = mmap.mmap(self._file, _WORDS * 8)
-        self.words = memoryview(memory).cast("q")
+        self.words = memoryview(mmap.mmap(self._file, SIZE_BYTES)).cast("q")
         if self.words[0] != _VERSION:
-            for at in range(1, _CELLS_AT):
+            for at in range(1, CELLS_AT):
                 if self.words[at]:
                     self.words[at] = 0
             self.words[0] = _VERSION
-        self.hints = self.words[_HINTS_AT : _HINTS_AT + _HINTS]
-        self.suspects = self.words[_SUSPECTS_AT : _SUSPECTS_AT + _SUSPECTS]
+        self.hints = self.words[HINTS_AT : HINTS_AT + HINTS]
+        self.suspects = self.words[SUSPECTS_AT : SUSPECTS_AT + SUSPECTS]
         self.column = self._claim()
         self.words[1] = max(self.words[1], self.column + 1)
-        if path is not None:
+        if self._file >= 0:
             self._unlock(_DIRECTORY_LOCK)
 
     @property
@@ -64,16 +67,16 @@ class Grid:
 
     def cell(self, row: int) -> int:
         """Where this process's fields of a row begin in `words`."""
-        return _CELLS_AT + (row * COLUMNS + self.column) * FIELDS
+        return CELLS_AT + (row * COLUMNS + self.column) * FIELDS
 
     def cells(self, row: int) -> range:
         """Where the fields of each process begin."""
-        start = _CELLS_AT + row * COLUMNS * FIELDS
+        start = CELLS_AT + row * COLUMNS * FIELDS
         return range(start, start + self.words[1] * FIELDS, FIELDS)
 
     def fields(self, row: int, field: int) -> memoryview:
         """One field of all processes."""
-        start = _CELLS_AT + row * COLUMNS * FIELDS
+        start = CELLS_AT + row * COLUMNS * FIELDS
         return self.words[start + field : start + self.words[1] * FIELDS : FIELDS]
 
     def total(self, row: int, field: int) -> int:
@@ -96,9 +99,9 @@ class Grid:
         mark = int.from_bytes(blake2b(name.encode(), digest_size=8).digest()) >> 1 or 1
         for step in range(256):
             row = (mark + step) % ROWS
-            found = self.words[_DIRECTORY_AT + row]
+            found = self.words[DIRECTORY_AT + row]
             if found == 0:
-                self.words[_DIRECTORY_AT + row] = mark
+                self.words[DIRECTORY_AT + row] = mark
             if found in (0, mark):
                 return row
         return mark % ROWS
@@ -126,8 +129,8 @@ class Grid:
 
     def _clear(self, column: int) -> None:
         for row in range(ROWS):
-            if self.words[_DIRECTORY_AT + row]:
-                at = _CELLS_AT + (row * COLUMNS + column) * FIELDS
+            if self.words[DIRECTORY_AT + row]:
+                at = CELLS_AT + (row * COLUMNS + column) * FIELDS
                 for field in range(LIVE_FIELDS):
                     self.words[at + field] = 0
 

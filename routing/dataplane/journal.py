@@ -58,6 +58,7 @@ class Journal:
         self._lines: deque[Line] = deque(maxlen=LOG_LINES)
         self._encode = msgspec.json.Encoder().encode_lines
         self._lost: dict[str, int] = {}
+        self._trouble: dict[Callable[[], None], int | None] = {}  # the errno last said
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self.chores: list[Callable[[], None]] = []  # what else is written now and then
@@ -97,11 +98,15 @@ class Journal:
             self.flush()
 
     def flush(self) -> None:
+        """What can't be written is said once, until it can: the log may lie on the same disk."""
         for work in (self._write_lines, self._write_usage, *self.chores):
             try:
                 work()
+                self._trouble.pop(work, None)
             except OSError as error:
-                log.error(json.dumps({"event": "unwritten", "path": error.filename, "error": error.strerror}))
+                if self._trouble.get(work) != error.errno:
+                    log.error(json.dumps({"event": "unwritten", "path": error.filename, "error": error.strerror}))
+                self._trouble[work] = error.errno
 
     def _write_lines(self) -> None:
         while self._lines and self._log_file is not None:

@@ -36,7 +36,7 @@ async def serve(args: argparse.Namespace) -> int:
         log.warning("routes.missing %s", error)
         table = RoutingTable(keys_complete=False, loaded=False)
     cors = [origin.encode() for origin in args.cors_origin]
-    shared = Shared(Path(args.shared_dir) if args.shared_dir else None)
+    shared = Shared(Path(args.shared_dir) if args.shared_dir else None, args.grid_fd)
     log_file = None if args.no_access_log else sys.stderr.fileno()
     journal = Journal(_usage(args), log_file)
     router = Router(
@@ -138,6 +138,9 @@ def main() -> int:
     parser.add_argument("--listen-fd", type=int, default=None, help="an open listener, instead of --listen")
     parser.add_argument("--ready-fd", type=int, default=None, help="told when requests are taken")
     parser.add_argument("--shared-dir", default="", help="what the processes share: counts and metrics")
+    parser.add_argument(
+        "--grid-fd", type=int, default=None, help="the shared counts, open; else a file in --shared-dir"
+    )
     parser.add_argument("--no-access-log", action="store_true")
     parser.add_argument("--control-fd", type=int, default=None)
     parser.add_argument("--usage-dir", default="", help="usage as files that the feed takes in")

@@ -18,6 +18,7 @@ import signal
 from pathlib import Path
 from typing import TypedDict
 
+from routing import grid_file
 from routing.server.listening import open_listener
 from routing.server.parent import ChildSet, environment
 
@@ -61,8 +62,10 @@ async def _run(order: Order) -> int:
     sys.stdout.flush()
     argv = ["--routes", str(folder / "routes.json"), "--listen", listen]
     argv += ["--shared-dir", str(folder / "router"), "--drain-seconds", str(drain_seconds), *order["passed"]]
+    grid = _grid(order)
+    argv += ["--grid-fd", str(grid)]
     stop_seconds = drain_seconds + LAST_SECONDS
-    routers = ChildSet(argv, order["processes"], stop_seconds=stop_seconds, listeners=listeners)
+    routers = ChildSet(argv, order["processes"], stop_seconds=stop_seconds, listeners=listeners, handed=[grid])
     loop = asyncio.get_running_loop()
     feed = None if order["catalog"] else _feed(folder, routers)
     tasks: set[asyncio.Task[None]] = set()
@@ -84,6 +87,22 @@ async def _run(order: Order) -> int:
     if code:
         sys.stderr.write(f"cannot serve on {listen}: the router's processes ended with code {code}\n")
     return int(code != 0)
+
+
+def _grid(order: Order) -> int:
+    """The file descriptor of the counts that the children share: in memory where they would end with this process
+    anyway, and where the disk does not take them."""
+    if order["passing"]:
+        return grid_file.in_memory()
+    path = Path(order["folder"], "router", "grid")
+    try:
+        return grid_file.on_disk(path)
+    except OSError as error:
+        sys.stderr.write(
+            f"cannot keep the counts of limits in {path}: {error.strerror} ({grid_file.SIZE_BYTES // 10**6} MB are "
+            "wanted); this run counts in memory, and what it counts ends with it; make room and start it again\n"
+        )
+        return grid_file.in_memory()
 
 
 def _feed(folder: Path, routers: ChildSet) -> ChildSet:

@@ -14,10 +14,11 @@ log = logging.getLogger("routing")
 
 
 class Shared:
-    def __init__(self, folder: Path | None) -> None:
-        """Without a folder this process is alone."""
+    def __init__(self, folder: Path | None, grid_file: int | None = None) -> None:
+        """Without a folder this process is alone. `grid_file`: the counts' file descriptor, where the parent opened
+        it."""
         self._folder = folder
-        self.grid = _grid(folder)
+        self.grid = _grid(folder, grid_file)
         self._name = f"{self.grid.column}.json"
 
     def resume(self, router: Router) -> None:
@@ -59,12 +60,11 @@ class Shared:
             self.write(json.dumps({"metrics": router.metrics.snapshot(), "ejections": []}).encode())
 
 
-def _grid(folder: Path | None) -> Grid:
-    if folder is None:
-        return Grid()
+def _grid(folder: Path | None, file: int | None) -> Grid:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return Grid(folder / "grid")
+        if file is not None:
+            return Grid(file=file)
+        return Grid(folder / "grid" if folder is not None else None)
     except (OSError, GridError) as error:
         # Serving goes on: limits then hold in each process by itself.
         log.error(json.dumps({"event": "unshared", "folder": str(folder), "error": str(error)}))

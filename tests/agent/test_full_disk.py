@@ -1,7 +1,6 @@
 """A disk of 1 MB that is really full, by the engine's own output."""
 
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -10,30 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.harness import ROOT
-
-#: Mounting needs a namespace of one's own, where one is root.
-NAMESPACE = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "--map-root-user"]
-
-
-def mounting(folder: Path, then: str) -> list[str]:
-    mount = f"mount -t tmpfs -o size=1m,mode=700 tmpfs {shlex.quote(str(folder))}"
-    return [*NAMESPACE, "sh", "-c", f"{mount} && exec {then}"]
+from tests.support.small_disk import mounting, small_disk
 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Path:
-    """Where the disk is to be mounted. A machine that permits none is told of; in CI it is a failure."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    try:
-        tried = subprocess.run(mounting(folder, "true"), capture_output=True, text=True)
-        trouble = tried.stderr.strip() if tried.returncode else ""
-    except FileNotFoundError as error:
-        trouble = str(error)
-    if trouble:
-        told = f"cannot mount a disk of 1 MB here: {trouble}; run as root, or permit user namespaces"
-        pytest.fail(told) if os.environ.get("CI") else pytest.skip(told)
-    return folder
+    return small_disk(tmp_path / "disk")
 
 
 def test_a_full_disk_refuses_new_starts_and_what_runs_serves_on(disk: Path) -> None:

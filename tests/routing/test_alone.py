@@ -1,11 +1,13 @@
 """A router alone, from a file: what it writes, what it keeps, and what it says of both."""
 
+import errno
 import json
 import os
 import resource
 import signal
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -18,7 +20,7 @@ from django.core.management import CommandError, call_command
 
 from routing.dataplane import journal
 from routing.dataplane.journal import Journal, Line, Used
-from routing.dataplane.usage_files import UsageLog
+from routing.dataplane.usage_files import Spool, UsageLog
 from routing.keys import new_key
 from tests.e2e.harness import ROOT, wait_for
 from tests.support.ports import free_port
@@ -207,3 +209,26 @@ def test_what_no_disk_took_is_counted(tmp_path: Path, monkeypatch: pytest.Monkey
     full.usage(used(5))
     assert full.lost() == {"usage": 1}  # what could not be written takes its room still
     assert full.lost() == {}
+
+
+def test_a_full_disk_is_said_once_until_it_takes_something(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    written = Journal(Spool(tmp_path))
+
+    def full(spool: Spool, pieces: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / str(time.time_ns())))
+
+    def flush(times: int) -> int:
+        caplog.clear()
+        for _ in range(times):
+            written.usage(used(0))
+            written.flush()
+        return len(caplog.records)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Spool, "write", full)
+        assert flush(5) == 1
+    assert flush(2) == 0
+    monkeypatch.setattr(Spool, "write", full)
+    assert flush(2) == 1

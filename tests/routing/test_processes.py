@@ -29,7 +29,8 @@ from tests.routing.test_router import Run, chat
 
 # -- the grid ---------------------------------------------------------------------------------------------------------
 
-CHILD = "import sys, time; from routing.grid import Grid; g = Grid({path!r}); row = g.rows(['r'])['r']\n"
+CHILD = "import sys, time; from pathlib import Path; from routing.grid import Grid; g = Grid(Path({path!r})); "
+CHILD += "row = g.rows(['r'])['r']\n"
 
 
 class Other:

@@ -197,5 +197,8 @@ def _from_file(catalog: Path, routes: Path, no_auth: bool) -> Catalog:
             f"cannot serve {catalog}: it has no keys, so nobody could ask; add one (manage.py router_key NAME "
             "--catalog-entry) or give --no-auth"
         )
-    write(routes, document_of_catalog(parsed))
+    try:
+        write(routes, document_of_catalog(parsed))
+    except OSError as error:
+        raise CommandError(f"cannot write {routes}: {error.strerror}; make room there, or give another --state-dir")
     return parsed
