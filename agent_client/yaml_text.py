@@ -4,6 +4,8 @@ from typing import Any
 
 import yaml
 
+from agent_client.plain_data import flaw
+
 MOST_BYTES, MOST_DEPTH, MOST_VALUES = 1_000_000, 50, 200_000
 
 
@@ -12,13 +14,13 @@ class UnreadableYaml(ValueError):
 
 
 def read_yaml(text: str | bytes, *, most_bytes: int = MOST_BYTES) -> Any:
-    """The plain data of one document. JSON is YAML, too. Raises UnreadableYaml."""
+    """The plain data of one document, as it can be stored. JSON is YAML, too. Raises UnreadableYaml."""
     size = len(text if isinstance(text, bytes) else text.encode(errors="surrogatepass"))
     if size > most_bytes:
         raise UnreadableYaml(f"it has {size:,} bytes; {most_bytes:,} are allowed")
     try:
         loader = _Loader(text.decode() if isinstance(text, bytes) else text)
-        return loader.get_single_data()
+        found = loader.get_single_data()
     except yaml.MarkedYAMLError as error:
         raise UnreadableYaml(_where(error) + (error.problem or error.context or "it is not YAML")) from None
     except yaml.reader.ReaderError as error:
@@ -27,6 +29,9 @@ def read_yaml(text: str | bytes, *, most_bytes: int = MOST_BYTES) -> Any:
         raise UnreadableYaml(f"byte {error.start + 1} is not UTF-8") from None
     except (yaml.YAMLError, ValueError) as error:  # a date or a number that is none
         raise UnreadableYaml(str(error).split("\n", 1)[0][:200]) from None
+    if told := flaw(found):
+        raise UnreadableYaml(told)
+    return found
 
 
 def _where(error: yaml.MarkedYAMLError) -> str:
@@ -53,6 +58,15 @@ class _Loader(yaml.SafeLoader):
         if node is not None:
             _count(node, {})
         return node
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        """PyYAML's own makers fall over a value that is not what its tag says, such as `!!bool x`."""
+        try:
+            return super().construct_object(node, deep=deep)
+        except (LookupError, AttributeError, TypeError, ArithmeticError, ValueError) as error:
+            kind = node.tag.rpartition(":")[2]
+            why = f": {str(error).split(';', 1)[0][:100]}" if isinstance(error, ValueError) else ""
+            raise _refused(node.start_mark, f"it is no {kind}{why}") from None
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen = set()

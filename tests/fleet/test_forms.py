@@ -59,6 +59,12 @@ WRONG = [
     ({"profile": "[" * 2000}, "it is nested more than 50 deep"),
     ({"profile": "a: " + "x" * 70_000}, "it has 70,003 bytes; 65,536 are allowed"),
     ({"profile": "engine: echo\nenv: {A: 2027-01-01}"}, "such as a date"),
+    ({"profile": 'engine: echo\nenv: {A: "\\ud800"}'}, "holds NUL or half of a surrogate pair"),
+    ({"profile": 'engine: "\\0"'}, "engine holds NUL or half of a surrogate pair"),
+    ({"routing": "queue: 99999999999999999999"}, "queue is a number that does not fit 64 bits"),
+    ({"routing": "hold_seconds: .inf"}, "hold_seconds is not a finite number"),
+    ({"profile": "engine: !!bool x"}, "line 1, column 9: it is no bool"),
+    ({"aliases": '["\\0"]', "profile": YAML}, "holds NUL or half of a surrogate pair"),
     ({"endpoints": "- url: http://10.0.0.5:8000\n url: x"}, "line 2, column 2: "),
     ({"aliases": "[1, 2]", "profile": YAML}, "names are needed, such as default, qwen"),
 ]

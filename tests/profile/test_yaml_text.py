@@ -21,6 +21,17 @@ REFUSED = [
     ("a\x00b", "character 2 is not allowed in YAML"),
     (b"\xff", "byte 1 is not UTF-8"),
     ("a: 1\n---\nb: 2", "line 2, column 1: but found another document"),
+    ("a: !!bool x", "line 1, column 4: it is no bool"),
+    ("a: !!int ''", "line 1, column 4: it is no int"),
+    ("a:\n  - !!float ''", "line 2, column 5: it is no float"),
+    ("!!timestamp x", "it is no timestamp"),
+    ("a: 0x" + "f" * 6000, "a is a number that does not fit 64 bits"),
+    ('"\\ud800"', "it holds NUL or half of a surrogate pair"),
+    ('a: ["x\\0"]', "a holds NUL or half of a surrogate pair"),
+    ('{"\\udfff": 1}', "a key of it holds NUL or half of a surrogate pair"),
+    ("a: 99999999999999999999", "a is a number that does not fit 64 bits"),
+    ("a: .inf", "a is not a finite number"),
+    ("a: .nan", "a is not a finite number"),
     ("x" * 1_000_001, "it has 1,000,001 bytes; 1,000,000 are allowed"),
 ]
 
