@@ -1,7 +1,8 @@
 """What this agent started, on disk with a checksum, so that a restarted agent adopts instead of starting twice.
 
 The file is replaced whole by an atomic rename. Unreadable means `lost`: nothing is killed for its sake, and
-nothing is started until the server has answered.
+nothing is started until the server has answered. A right checksum proves neither that it is the newest copy nor that
+it is this agent's: what it tells counts only as far as living processes bear it out (supervisor.left_behind).
 """
 
 import contextlib
@@ -9,9 +10,16 @@ import hashlib
 import json
 import os
 import threading
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from agent_client.protocol.codec import read_part
+
+SHARD_LONGEST = 200
+PID_HIGHEST = 2**22  # PID_MAX_LIMIT in linux/threads.h
+VERSION = 1  # a file of a later one is lost here: fields may be added, but none may change its meaning below it
 
 
 @dataclass(slots=True, kw_only=True)
@@ -22,25 +30,33 @@ class Entry:
     epoch: int
     boot_id: str
     port: int
-    spec: dict[str, Any] = field(default_factory=dict)
+    spec: Mapping[str, Any] = field(default_factory=dict)
     pid: int = 0
     start_time: int = 0
     argv_hash: str = ""
     ready: bool = False
     endpoint: str = ""
     log_path: str = ""
-    readiness: dict[str, Any] = field(default_factory=dict)
-    argv: list[str] = field(default_factory=list)  # as it may be shown, without secrets
-    env: dict[str, str] = field(default_factory=dict)  # the same
+    readiness: Mapping[str, Any] = field(default_factory=dict)
+    argv: tuple[str, ...] = ()  # as it may be shown, without secrets
+    env: Mapping[str, str] = field(default_factory=dict)  # the same
     cgroup: str = ""  # of its own, where one was permitted
-    internal_ports: list[int] = field(default_factory=list)
+    internal_ports: tuple[int, ...] = ()
+
+    @property
+    def label(self) -> str:
+        return f"{self.shard}@{self.epoch}"
 
     @property
     def ports(self) -> set[int]:
         return {self.port, *self.internal_ports}
 
 
-_FIELDS = frozenset(item.name for item in fields(Entry))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stored:
+    entries: tuple[Entry, ...]
+    epochs: Mapping[str, int]
+    version: int = VERSION
 
 
 class Ledger:
@@ -116,14 +132,17 @@ class Ledger:
             digest, _, body = raw.partition(b"\n")
             if hashlib.sha256(body).hexdigest().encode() != digest:
                 raise ValueError("checksum")
-            data = json.loads(body)
-            self.entries = {item["shard"]: _read(item) for item in data["entries"]}
-            self.epochs = {str(shard): int(epoch) for shard, epoch in data["epochs"].items()}
-        except (ValueError, KeyError, TypeError):
+            stored = read_part(_Stored, json.loads(body))
+            if stored.version > VERSION or not all(map(_sensible, stored.entries)):
+                raise ValueError("of another kind")
+            self.entries = {entry.shard: entry for entry in stored.entries}
+            self.epochs = dict(stored.epochs)
+        except (ValueError, RecursionError):  # MessageError is a ValueError
             self.entries, self.epochs, self.lost = {}, {}, True
 
     def _save(self) -> None:
-        data = {"entries": [asdict(entry) for entry in self.entries.values()], "epochs": self.epochs}
+        entries = [asdict(entry) for entry in self.entries.values()]
+        data = {"version": VERSION, "entries": entries, "epochs": self.epochs}
         body = json.dumps(data).encode()
         temporary = self.path.with_suffix(".new")
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -135,6 +154,9 @@ class Ledger:
         self.lost = False
 
 
-def _read(item: dict[str, Any]) -> Entry:
-    """A newer agent may have written more than is known here."""
-    return Entry(**{name: value for name, value in item.items() if name in _FIELDS})
+def _sensible(entry: Entry) -> bool:
+    """Names become names of files, and numbers are given to the kernel, to which 0 and -1 as pids mean many."""
+    numbers = (entry.epoch, entry.pid, entry.start_time)
+    ports = (entry.port, *entry.internal_ports)
+    named = entry.shard.isprintable() and 0 < len(entry.shard) <= SHARD_LONGEST
+    return named and min(numbers) >= 0 and entry.pid <= PID_HIGHEST and all(0 <= port < 65_536 for port in ports)

@@ -18,8 +18,8 @@ from agent_client.config import AgentConfig
 from agent_client.ledger import Entry, Ledger
 from agent_client.machine import Limits, events
 from agent_client.profile import ProfileError, parse_profile
-from agent_client.protocol.codec import MessageError, plain_part, read_part
-from agent_client.protocol.messages import Desired, DesiredShard, ShardReport, ShardSpec
+from agent_client.protocol.codec import plain_part
+from agent_client.protocol.messages import Desired, DesiredShard, ShardReport
 from agent_client.protocol.states import FailureCode, ShardState
 from agent_client.supervisor import processes
 from agent_client.supervisor.attempt import Held
@@ -27,8 +27,9 @@ from agent_client.supervisor.choosing import log_path
 from agent_client.supervisor.engine import Engine
 from agent_client.supervisor.evidence import TAIL_BYTES
 from agent_client.supervisor.explaining import output_of
-from agent_client.supervisor.found import Found, find
+from agent_client.supervisor.found import Found
 from agent_client.supervisor.ground import Figures, Ground, NodeTools
+from agent_client.supervisor.left_behind import look
 
 __all__ = ["Figures", "NodeTools", "OrderRefused", "Supervisor"]
 
@@ -105,24 +106,13 @@ class Supervisor:
         ground = self._ground
         if ground.cgroups is not None:
             await asyncio.to_thread(ground.cgroups.sweep)
-        marked = await asyncio.to_thread(processes.marked, ground.mark)
-        for entry in list(ground.ledger.entries.values()):
-            try:
-                spec = read_part(ShardSpec, entry.spec)
-                profile = parse_profile(spec.profile)
-            except (MessageError, ProfileError):
-                continue  # written by another version: apply() ends what it left
-            held = Held(shard=entry.shard, epoch=entry.epoch, spec=spec, profile=profile, entry=entry)
-            if not entry.cgroup and ground.cgroups is not None:
-                entry.cgroup = ground.cgroups.find(held.label)  # it was made after the last record
-            if not entry.pid and entry.boot_id == ground.boot_id:
-                _find_unrecorded(entry, find(marked))
-            alive = entry.boot_id == ground.boot_id and processes.same_process(entry.pid, entry.start_time)
-            engine = self._engines[entry.shard] = Engine(ground)
-            engine.take(held, adopted=alive, ready=entry.ready)
-            log.info("engine.adopted shard=%s epoch=%d pid=%d alive=%s", entry.shard, entry.epoch, entry.pid, alive)
-        known = self._labels()
-        self._found = {label: found for label, found in find(marked).items() if label not in known}
+        left = await asyncio.to_thread(look, ground)
+        for held, alive in left.known:
+            assert held.entry is not None
+            engine = self._engines[held.shard] = Engine(ground)
+            engine.take(held, adopted=alive, ready=held.entry.ready)
+            log.info("engine.adopted shard=%s epoch=%d pid=%d alive=%s", held.shard, held.epoch, held.entry.pid, alive)
+        self._found = left.found
 
     # -- orders -------------------------------------------------------------------------------------------------------
 
@@ -158,8 +148,9 @@ class Supervisor:
         newest = engine.newest if engine else None
         if newest is not None and newest.epoch == order.epoch:
             return
+        label = f"{order.shard}@{order.epoch}"
         highest = max(self._ground.ledger.highest_epoch(order.shard), newest.epoch if newest else 0)
-        if order.epoch < highest:
+        if order.epoch < highest and (newest is not None or label not in self._found):
             text = f"cannot start {order.spec.replica} at epoch {order.epoch}: epoch {highest} was ordered since"
             raise OrderRefused(FailureCode.STALE_ORDER, text)
         try:
@@ -167,10 +158,12 @@ class Supervisor:
         except ProfileError as error:
             raise OrderRefused(FailureCode.INVALID_PROFILE, str(error)) from None
         held = Held(shard=order.shard, epoch=order.epoch, spec=order.spec, profile=profile)
-        if engine is None:
+        if beside := self._beside(order.shard, label):
+            await self._end_strays(set(self._found) - beside)
+        if (engine := self._engines.get(order.shard)) is None:
             engine = self._engines[order.shard] = Engine(self._ground)
-        found = self._found.pop(f"{order.shard}@{order.epoch}", None)
-        if found is None or engine.newest is not None:
+        found = self._found.pop(label, None)
+        if found is None:
             return engine.take(held)
         held.entry = self._recognised(held, found)
         with contextlib.suppress(OSError):
@@ -223,8 +216,12 @@ class Supervisor:
 
     def _accounted(self) -> set[str]:
         """What a start may find alive beside it."""
-        recorded = {f"{entry.shard}@{entry.epoch}" for entry in self._ground.ledger.entries.values()}
-        return self._labels() | set(self._found) | recorded
+        return self._labels() | set(self._found)
+
+    def _beside(self, shard: str, label: str) -> set[str]:
+        """What was found of a shard and can't be what is ordered of it. Without its port nothing can be asked of it."""
+        ours = {key: found for key, found in self._found.items() if found.shard == shard}
+        return {key for key, found in ours.items() if key != label or not found.port}
 
     def _found_ports(self) -> set[int]:
         """An engine that still loads has not bound its port."""
@@ -274,13 +271,6 @@ class Supervisor:
             strays &= set(await asyncio.to_thread(self._ground.members))
             number = signal.SIGKILL if time.monotonic() >= kill_at else signal.SIGTERM
         await asyncio.to_thread(processes.remove_shared_memory, leftovers)
-
-
-def _find_unrecorded(entry: Entry, found: dict[str, Found]) -> None:
-    """The agent died between the spawn and its record."""
-    process = found.get(f"{entry.shard}@{entry.epoch}")
-    if process is not None:
-        entry.pid, entry.start_time = process.pid, process.start_time
 
 
 async def _settled(engine: Engine) -> None:

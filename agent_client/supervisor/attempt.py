@@ -12,6 +12,7 @@ from agent_client.engines import Launch, Readiness
 from agent_client.ledger import Entry
 from agent_client.machine import Attempt, Limits
 from agent_client.profile import EngineKind, Profile
+from agent_client.protocol.codec import MessageError, read_part
 from agent_client.protocol.messages import ShardReport, ShardSpec
 from agent_client.supervisor import cgroup, processes
 
@@ -35,7 +36,10 @@ class Held:
 
     @property
     def readiness(self) -> Readiness:
-        return Readiness(**self.entry.readiness) if self.entry else Readiness()
+        try:
+            return read_part(Readiness, self.entry.readiness) if self.entry else Readiness()
+        except MessageError:  # written by another version
+            return Readiness()
 
     @property
     def label(self) -> str:

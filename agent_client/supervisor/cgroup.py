@@ -52,6 +52,12 @@ class Cgroups:
         for path, _ in self._own():
             remove(path)
 
+    def known(self, recorded: str, label: str) -> str:
+        """Where it is now; or where it was recorded, when the agent itself was elsewhere; "" where that is not ours."""
+        path = Path(recorded)
+        ours = path.name == self._path(label).name and any(path.is_relative_to(mount) for mount in MOUNTS)
+        return self.find(label) or (recorded if ours and ".." not in path.parts and path.is_dir() else "")
+
     def _path(self, label: str) -> Path:
         return self.base / f"llmgw.{self.mark}.{quote(label, safe='@-')}"
 

@@ -35,12 +35,12 @@ def choose(ground: Ground, held: Held) -> Launch | Failure:
         epoch=held.epoch,
         boot_id=ground.boot_id,
         port=ports[0],
-        internal_ports=list(ports[1:]),
+        internal_ports=tuple(ports[1:]),
         spec=plain_part(spec),
         endpoint=f"http://{address}:{ports[0]}",
         log_path=str(log_path(ground, held.shard, held.epoch)),
         readiness=asdict(launch.readiness),
-        argv=list(launch.shown_argv),
+        argv=launch.shown_argv,
         env={variable.name: variable.shown for variable in launch.env},
     )
     try:

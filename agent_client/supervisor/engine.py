@@ -186,7 +186,7 @@ class Engine:
         """Cards are not free while an ownerless process lives, whatever the books say: nothing starts before."""
         told, leftovers = "", set[str]()
         while self._state(held.epoch) is ShardState.VALIDATING:
-            strays = await self._ground.strays(self._ground.labels)
+            strays = await self._ground.strays(self._ground.labels, starting=held.shard)
             if not strays:
                 return await asyncio.to_thread(processes.remove_shared_memory, leftovers)
             leftovers |= await asyncio.to_thread(processes.shared_memory, strays)

@@ -30,7 +30,7 @@ class Found:
             shard=self.shard,
             epoch=self.epoch,
             state=state,
-            detail="found by its mark: the agent's ledger was lost",
+            detail="found by its mark: the agent's ledger does not tell of it",
             endpoint=self.endpoint(address) if head else None,
             pids=(self.pid,),
         )

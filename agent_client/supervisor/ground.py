@@ -95,8 +95,13 @@ class Ground:
         in_cgroups = self.cgroups.marked() if self.cgroups is not None else {}
         return in_cgroups | processes.marked(self.mark)
 
-    async def strays(self, known: Callable[[], Collection[str]]) -> list[int]:
-        """Marked processes of no known label. Asked after the look: what was started since is known by then."""
+    async def strays(self, known: Callable[[], Collection[str]], *, starting: str = "") -> list[int]:
+        """Marked processes of no known label. Asked after the look: what was started since is known by then.
+
+        `starting`: a shard that is about to start; nothing of it may live beside that, whatever accounts for it.
+        """
         found = await asyncio.to_thread(self.members)
         labels = known()
-        return sorted(pid for pid, label in found.items() if label not in labels)
+        return sorted(
+            pid for pid, label in found.items() if label not in labels or label.rpartition("@")[0] == starting
+        )

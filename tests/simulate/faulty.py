@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from agent_client.supervisor import Supervisor, engine, processes
+from agent_client import supervisor
+from agent_client.supervisor import Supervisor, engine
 from fleet import snapshots
 from fleet.domain import reconcile
 from fleet.models import Shard
@@ -44,7 +45,13 @@ def nothing_is_adopted(patch: pytest.MonkeyPatch) -> None:
 
 
 def healthy_engines_are_restarted_with_the_agent(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(processes, "same_process", lambda pid, started: False)
+    look = supervisor.look
+
+    def all_dead(ground: Any) -> Any:
+        left = look(ground)
+        return dataclasses.replace(left, known=tuple((held, False) for held, _ in left.known))
+
+    patch.setattr(supervisor, "look", all_dead)
 
 
 def a_stop_is_answered_and_forgotten(patch: pytest.MonkeyPatch) -> None:
