@@ -3,7 +3,6 @@
 from datetime import timedelta
 from typing import Any
 
-from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin import EmptyFieldListFilter
 from django.db.models import Count, OuterRef, Q, QuerySet, Subquery, Sum
@@ -18,9 +17,10 @@ from unfold.widgets import UnfoldAdminTextareaWidget
 
 from fleet.endpoints import ring_routes
 from fleet.fields import NamesField
+from fleet.seen import SeenAdmin, SeenForm
 from routing.domain import limits
 from routing.models import ApiKey, Ejection, Usage
-from routing.services import change_key, create_key, not_in_catalog, revoke_key
+from routing.services import BadKeyName, KeyNameTaken, change_key, create_key, not_in_catalog, revoke_key
 
 
 def brief(number: int) -> str:
@@ -40,12 +40,16 @@ def last_day() -> list[dict[str, Any]]:
     return [{**row, "into": brief(row["into"] or 0), "out": brief(row["out"] or 0)} for row in found]
 
 
-class ApiKeyForm(forms.ModelForm):
+class ApiKeyForm(SeenForm):
+    def name(self) -> str:
+        return str(self.instance.name)
+
     class Meta:
         model = ApiKey
         fields = "__all__"
         field_classes = {"allowed_models": NamesField}
         widgets = {"allowed_models": UnfoldAdminTextareaWidget(attrs={"rows": 2})}
+        error_messages = {"name": {"unique": "cannot save it: there is a key of that name"}}
         help_texts = {
             "allowed_models": "names that it may ask for, with commas between them, such as bge-m3, qwen; empty: all",
             "requests_per_minute": "each limit left empty is none; what goes beyond is answered with 429",
@@ -55,10 +59,11 @@ class ApiKeyForm(forms.ModelForm):
 
 
 @admin.register(ApiKey)
-class ApiKeyAdmin(ModelAdmin):
+class ApiKeyAdmin(SeenAdmin, ModelAdmin):
     """A key's text is shown once, when it is made."""
 
     form = ApiKeyForm
+    refusals = (BadKeyName, KeyNameTaken)
 
     list_display = ["name", "prefix", "state", "limits", "models", "this_month", "may_manage"]
     list_filter = ["may_manage", ("revoked_at", EmptyFieldListFilter)]

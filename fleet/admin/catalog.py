@@ -27,13 +27,24 @@ from fleet.admin.rollouts import ROLL_BACK, rollout_acts, told_of_roll_back, tol
 from fleet.domain.states import ReplicaState, RolloutState
 from fleet.domain.words import counted
 from fleet.fields import NamesField, YamlField
-from fleet.models import CatalogModel, ProfileRevision, Replica, Rollout, ServedName, Shard
+from fleet.models import CatalogModel, Event, ProfileRevision, Replica, Rollout, ServedName, Shard
+from fleet.seen import SeenAdmin, SeenForm
 from fleet.services import catalog, rollouts
 from fleet.services.errors import FleetError
 
 
-class CatalogModelForm(forms.ModelForm):
+class CatalogModelForm(SeenForm):
     entry: Entry | None = None
+
+    def name(self) -> str:
+        return str(self.instance.name)
+
+    def leaving(self) -> bool:
+        return bool(self.instance.leaving)
+
+    def changed_by(self) -> str:
+        told = Event.objects.filter(kind="model_changed", text__startswith=f"{self.instance.name}: ")
+        return told.values_list("actor", flat=True).first() or ""
 
     @property
     def wants_plan(self) -> bool:
@@ -50,6 +61,7 @@ class CatalogModelForm(forms.ModelForm):
             "endpoints": UnfoldAdminTextareaWidget(attrs={"rows": 3}),
             "routing": UnfoldAdminTextareaWidget(attrs={"rows": 3}),
         }
+        error_messages = {"name": {"unique": "cannot add it: there is a model of that name"}}
         help_texts = {
             "aliases": "other names that clients may ask for, with commas between them, such as default, qwen",
             "profile": "what to run: engine, model, gpu_class, tensor_parallel, …, as in a catalog file; YAML or JSON",
@@ -60,7 +72,7 @@ class CatalogModelForm(forms.ModelForm):
         }
 
     def clean(self) -> dict[str, Any]:
-        given = super().clean() or {}
+        given = super().clean()
         if self.errors:  # what could not be read is not there, and must not be missed
             return given
         name = given.get("name") or self.instance.name  # read-only once it exists
@@ -87,8 +99,10 @@ TOLD_COPIES = 50
 
 
 @admin.register(CatalogModel)
-class CatalogModelAdmin(LivePage):
+class CatalogModelAdmin(SeenAdmin, LivePage):
     form = CatalogModelForm
+    refusals = (FleetError,)
+    add_when_gone = True
     change_form_template = "fleet/model.html"
     delete_in_head = False
     list_display = ["name", "truth", "shown_state", "engine", "revision", "changed"]

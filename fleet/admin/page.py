@@ -46,6 +46,8 @@ class LivePage(ServiceDeleteAdmin):
 
     def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any) -> Any:
         row = kwargs.get("obj")
+        if row is not None and request.method == "POST":  # a refused form has filled it with what was typed
+            row = self.get_object(request, str(row.pk))
         if row is not None:
             now = timezone.now()
             page = self.page(row, now)
