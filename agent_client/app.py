@@ -11,7 +11,7 @@ from typing import Any
 
 from agent_client import __version__, preflight, probes, weights
 from agent_client.config import AgentConfig
-from agent_client.engines import Readiness
+from agent_client.engines import Probed, Readiness
 from agent_client.hardware import Discovery, DiscoveryOptions, Watch
 from agent_client.hardware.leftovers import oom_killed, still_held
 from agent_client.hardware.program import run_quietly
@@ -338,11 +338,11 @@ class Agent:
         }
 
 
-async def _probe(endpoint: str, readiness: Readiness, name: str, key: str | None) -> bool:
+async def _probe(endpoint: str, readiness: Readiness, name: str, key: str | None) -> Probed:
     return await asyncio.to_thread(probes.ready, endpoint, readiness, name=name, key=key)
 
 
 async def _load(endpoint: str, key: str | None) -> Figures:
     """With a long limit: the page of a busy engine may take its time, and what it then tells is that it works."""
     load = await asyncio.to_thread(probes.load, endpoint, key=key, timeout=LOAD_SECONDS)
-    return Figures(running=load.running, waiting=load.waiting, moving=load.moving)
+    return Figures(running=load.running, waiting=load.waiting, moving=load.moving, refused=load.refused)

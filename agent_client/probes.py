@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from agent_client.engines import Readiness
+from agent_client.engines import Miss, Probed, Readiness
 
 #: Requests in the engine, by the names that vLLM, llama.cpp and SGLang give them.
 _RUNNING = ("vllm:num_requests_running", "llamacpp:requests_processing", "sglang:num_running_reqs")
@@ -20,33 +20,54 @@ _MOVING = (
 )
 
 
+CHAT_PATH = "/v1/chat/completions"
+NAMES_TOLD = 5
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     running: int | None
     waiting: int | None
+    refused: bool = False  # nobody listens on its port
     moving: tuple[float, ...] | None = None  # equal in two looks: nothing was done in between
 
 
-def ready(endpoint: str, readiness: Readiness, *, name: str, key: str | None, timeout: float = 10.0) -> bool:
-    """Health page 200, the model listed, and one short real answer."""
+def ready(endpoint: str, readiness: Readiness, *, name: str, key: str | None, timeout: float = 10.0) -> Probed:
+    """Health page 200, the model listed, and one short real answer; or the first of these that failed."""
+    path = readiness.health_path
     try:
-        if _get(endpoint, readiness.health_path, key, timeout)[0] != 200:
-            return False
+        status, body = _get(endpoint, path, key, timeout)
+        if status != 200:
+            return Probed(miss=Miss.STATUS, told=f"{path} answered {status}{_said(body)}")
         if readiness.models_path:
-            status, body = _get(endpoint, readiness.models_path, key, timeout)
-            if status != 200 or name not in _listed(body):
-                return False
-        return not readiness.chat or _answers(endpoint, name, key, readiness.answer_seconds)
-    except (OSError, http.client.HTTPException, ValueError):
-        return False
+            path = readiness.models_path
+            status, body = _get(endpoint, path, key, timeout)
+            if status != 200:
+                return Probed(miss=Miss.STATUS, told=f"{path} answered {status}{_said(body)}")
+            if name not in (listed := _listed(body)):
+                names = ", ".join(sorted(listed)[:NAMES_TOLD]) or "no model"
+                return Probed(miss=Miss.UNLISTED, told=f"{path} lists {names}, not {name}")
+        if readiness.chat:
+            path, timeout = CHAT_PATH, readiness.answer_seconds
+            status, body = _asked(endpoint, name, key, timeout)
+            # 4xx: the engine is up, but this model does not chat (an embedding model, say).
+            if status >= 500:
+                return Probed(miss=Miss.CHAT, told=f"{path} answered {status}{_said(body)}")
+    except ConnectionRefusedError:
+        return Probed(miss=Miss.REFUSED, told=f"{path}: connection refused")
+    except TimeoutError:
+        return Probed(miss=Miss.SILENT, told=f"{path} gave no answer within {timeout:g} s")
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        return Probed(miss=Miss.BROKEN, told=f"{path}: {str(error) or type(error).__name__}")
+    return Probed()
 
 
 def load(endpoint: str, *, key: str | None, timeout: float = 2.0) -> Load:
     """Figures of /metrics; None where the engine gives none."""
     try:
         status, body = _get(endpoint, "/metrics", key, timeout)
-    except (OSError, http.client.HTTPException, ValueError):
-        return Load(running=None, waiting=None)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        return Load(running=None, waiting=None, refused=isinstance(error, ConnectionRefusedError))
     text = body.decode(errors="replace") if status == 200 else ""
     moving = tuple(value for name in _MOVING if (value := _figure(text, (name,))) is not None)
     running, waiting = _figure(text, _RUNNING), _figure(text, _WAITING)
@@ -57,18 +78,23 @@ def load(endpoint: str, *, key: str | None, timeout: float = 2.0) -> Load:
     )
 
 
-def _answers(endpoint: str, name: str, key: str | None, timeout: float) -> bool:
+def _asked(endpoint: str, name: str, key: str | None, timeout: float) -> tuple[int, bytes]:
     body = {"model": name, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
-    status, _ = _request(endpoint, "POST", "/v1/chat/completions", key, timeout, json.dumps(body).encode())
-    # 4xx: the engine is up, but this model does not chat (an embedding model, say).
-    return status < 500
+    return _request(endpoint, "POST", CHAT_PATH, key, timeout, json.dumps(body).encode())
+
+
+def _said(body: bytes) -> str:
+    """The beginning of an answer, on one line. Cut only where it is told, after what is secret in it was hidden."""
+    text = " ".join(body[:4_000].decode(errors="replace").split())
+    return f": {text}" if text else ""
 
 
 def _listed(body: bytes) -> set[str]:
     data = json.loads(body)
     models = data.get("data") if isinstance(data, dict) else None
-    names = {str(model.get("id")) for model in models or [] if isinstance(model, dict)}
-    for model in models or []:
+    models = models if isinstance(models, list) else []
+    names = {str(model.get("id")) for model in models if isinstance(model, dict)}
+    for model in models:
         if isinstance(model, dict) and isinstance(model.get("aliases"), list):
             names.update(map(str, model["aliases"]))
     return names

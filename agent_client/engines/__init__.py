@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from agent_client.engines import custom, echo, llamacpp, sglang, vllm
-from agent_client.engines.base import Adapter, Launch, LaunchSpec, PlanError, Readiness
+from agent_client.engines.base import Adapter, Launch, LaunchSpec, Miss, PlanError, Probed, Readiness
 from agent_client.engines.command import EnvVar, Origin, Word
 from agent_client.profile import EngineKind, Profile
 
@@ -42,8 +42,10 @@ __all__ = [
     "EnvVar",
     "Launch",
     "LaunchSpec",
+    "Miss",
     "Origin",
     "PlanError",
+    "Probed",
     "Readiness",
     "Word",
     "internal_ports",

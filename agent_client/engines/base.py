@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from agent_client.engines.command import EnvVar, Origin, Word, origins
 from agent_client.profile import Problem, Profile, ProfileError, SecretRef
@@ -40,6 +41,25 @@ class Readiness:
     chat: bool = True
     answer_seconds: float = 30.0  # for the short answer: the first one may compile something
     one_at_a_time: bool = False  # a second request ends the first: once it serves it is not asked for a token
+
+
+class Miss(StrEnum):
+    """What kept an engine from proving that it serves."""
+
+    REFUSED = "refused"  # nobody listens on its port
+    SILENT = "silent"  # it takes connections and answers none
+    STATUS = "status"  # a page that is no 200
+    UNLISTED = "unlisted"  # the model is not in its list
+    CHAT = "chat"  # the short answer failed
+    BROKEN = "broken"  # what answers speaks something else
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probed:
+    """What came of a question to an engine. `told` is said by strangers: it may hold secrets, and be long."""
+
+    miss: Miss | None = None  # None: it serves
+    told: str = ""  # "/health: connection refused"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,8 +56,11 @@ class Answered(Event):
     pass
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Missed(Event):
-    """A question got no answer in its time."""
+    """A question got no answer in its time; `refused`: nobody listened."""
+
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +69,7 @@ class Looked(Event):
 
     requests: int | None = None  # running and waiting
     figures: tuple[float, ...] | None = None
+    refused: bool = False  # nobody listens where they are shown
 
 
 class Exited(Event):

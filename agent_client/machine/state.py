@@ -9,6 +9,9 @@ S = ShardState
 
 #: Questions unanswered in a row: then it gets no new requests; then it is given up.
 SUSPECT, DEAD = 2, 3
+#: Connections refused in a row, by an engine that was ready: it can't come back. One that is busy accepts.
+CLOSED = 3
+REFUSED_PAUSE = 2.0
 PROBE_FIRST = 0.1
 
 
@@ -33,6 +36,7 @@ class Why(StrEnum):
     EXITED = "exited"
     NOT_READY = "not_ready"
     HUNG = "hung"
+    CLOSED = "closed"  # its port, while its process lives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +64,7 @@ class Attempt:
     probing: bool = False
     pause: float = PROBE_FIRST  # between two questions while it loads
     misses: int = 0
+    refusals: int = 0
     figures: tuple[float, ...] | None = None  # whatever of the engine's counters moves when it works
     blind: bool = True  # the last look showed no figures
     idle: int = 0

@@ -45,7 +45,7 @@ from agent_client.machine.events import (
     StopAsked,
     Tick,
 )
-from agent_client.machine.state import DEAD, SUSPECT, Attempt, Shard, Why
+from agent_client.machine.state import CLOSED, DEAD, REFUSED_PAUSE, SUSPECT, Attempt, Shard, Why
 from agent_client.protocol.states import ShardState
 
 S = ShardState
@@ -225,6 +225,9 @@ def _ask_if_due(attempt: Attempt, now: float) -> Step:
 
 
 def _looked(attempt: Attempt, event: Looked, now: float) -> Step:
+    if event.refused:
+        return _refused(attempt, now)
+    attempt = replace(attempt, refusals=0)
     if event.figures is None:
         return replace(attempt, blind=True), ()
     moved = attempt.figures is not None and event.figures != attempt.figures
@@ -236,7 +239,7 @@ def _alive(attempt: Attempt, now: float) -> Step:
     """A busy engine is asked nothing, however slow it answers: its figures move."""
     doubted = attempt.misses > 0
     due = now + attempt.limits.quiet if attempt.limits.answers else None
-    attempt = replace(attempt, sign_at=now, misses=0, phase="", probe_at=due)
+    attempt = replace(attempt, sign_at=now, misses=0, refusals=0, phase="", probe_at=due)
     return attempt, (Report(epoch=attempt.epoch, attempt=attempt),) if doubted else ()
 
 
@@ -253,6 +256,12 @@ def _missed(attempt: Attempt, event: Missed, now: float) -> Step:
     if attempt.probe_at is not None:  # a figure moved since it was asked
         return replace(attempt, probing=False), ()
     attempt = replace(attempt, probing=False, misses=attempt.misses + 1, probe_at=now + attempt.limits.look)
+    if event.refused:
+        attempt, ended = _refused(attempt, now)
+        if ended:
+            return attempt, ended
+    else:
+        attempt = replace(attempt, refusals=0)
     stands = not attempt.blind and now - attempt.sign_at >= attempt.limits.hung
     if stands and attempt.misses >= DEAD:
         explain = Explain(epoch=attempt.epoch, why=Why.HUNG, seconds=now - attempt.sign_at)
@@ -261,6 +270,18 @@ def _missed(attempt: Attempt, event: Missed, now: float) -> Step:
         attempt = replace(attempt, phase=NOT_ANSWERING)
     told = attempt.misses <= SUSPECT
     return attempt, (Report(epoch=attempt.epoch, attempt=attempt),) if told else ()
+
+
+def _refused(attempt: Attempt, now: float) -> Step:
+    """An engine that was told to end may close its port and wait for ever: the kernel says so, no silence must do."""
+    attempt = replace(attempt, refusals=attempt.refusals + 1, blind=True)
+    if attempt.refusals >= CLOSED:
+        explain = Explain(epoch=attempt.epoch, why=Why.CLOSED, seconds=now - attempt.sign_at)
+        return ending.end(attempt, now, explain=explain, grace=min(attempt.limits.grace, HUNG_GRACE))
+    if not attempt.probing:
+        due = now + min(REFUSED_PAUSE, attempt.limits.look)
+        attempt = replace(attempt, probe_at=due if attempt.probe_at is None else min(due, attempt.probe_at))
+    return attempt, ()
 
 
 def _ask(attempt: Attempt, event: Tick, now: float) -> Step:
@@ -281,7 +302,7 @@ def _drain_unready(attempt: Attempt, event: DrainAsked, now: float) -> Step:
 
 
 def _drain_looked(attempt: Attempt, event: Looked, now: float) -> Step:
-    attempt = replace(attempt, idle=attempt.idle + 1 if event.requests == 0 else 0)
+    attempt = replace(attempt, idle=attempt.idle + 1 if event.requests == 0 or event.refused else 0)
     return _drained(attempt, now) if attempt.idle >= IDLE_LOOKS else (attempt, ())
 
 

@@ -40,6 +40,7 @@ class FailureCode(StrEnum):
     START_TIMEOUT = "start_timeout"
     EXITED = "exited"
     HUNG = "hung"
+    PORT_CLOSED = "port_closed"  # it was ready, and listens no longer while its process lives
     STATE_UNWRITABLE = "state_unwritable"  # the agent can't remember what it would start, so it starts nothing
     STALE_ORDER = "stale_order"  # an order with an epoch below the highest seen
     LOST_TRACK = "lost_track"  # the engine ended while no agent watched

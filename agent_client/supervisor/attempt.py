@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agent_client.engines import Launch, Readiness
+from agent_client.engines import Launch, Probed, Readiness
 from agent_client.ledger import Entry
 from agent_client.machine import Attempt, Limits
 from agent_client.profile import EngineKind, Profile
@@ -29,6 +29,7 @@ class Held:
     exit_signal: int | None = None
     tail: tuple[str, ...] = ()
     record: dict[str, Any] | None = None
+    probed: Probed | None = None  # the last question; None: none was asked yet
     running: int | None = None
     waiting: int | None = None
     pids: set[int] = field(default_factory=set)  # every process that was ever seen of it

@@ -10,6 +10,7 @@ from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
 
+from agent_client.engines import Miss
 from agent_client.engines.phases import farthest
 from agent_client.launching import base_environment
 from agent_client.machine import Attempt, Failure, Shard, Why, effects, events, step, wake_at
@@ -238,8 +239,11 @@ class Engine:
         if self._state(held.epoch) is ShardState.READY:
             chat = readiness.chat and not readiness.one_at_a_time
             readiness = replace(readiness, chat=chat, answer_seconds=ANSWER_SECONDS)
-        good = await self._ground.tools.probe(held.entry.endpoint, readiness, name, key)
-        self.feed(events.Answered(epoch=held.epoch) if good else events.Missed(epoch=held.epoch))
+        held.probed = await self._ground.tools.probe(held.entry.endpoint, readiness, name, key)
+        if held.probed.miss is None:
+            self.feed(events.Answered(epoch=held.epoch))
+        else:
+            self.feed(events.Missed(epoch=held.epoch, refused=held.probed.miss is Miss.REFUSED))
 
     # -- while it runs ------------------------------------------------------------------------------------------------
 
@@ -303,7 +307,8 @@ class Engine:
             figures = await self._ground.tools.load(held.entry.endpoint, held.spec.engine_key)
             held.running, held.waiting = figures.running, figures.waiting
             requests = None if figures.running is None else figures.running + (figures.waiting or 0)
-            self.feed(events.Looked(epoch=held.epoch, requests=requests, figures=figures.moving))
+            looked = events.Looked(epoch=held.epoch, requests=requests, figures=figures.moving)
+            self.feed(replace(looked, refused=figures.refused))
 
     # -- the end ------------------------------------------------------------------------------------------------------
 

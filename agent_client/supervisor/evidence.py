@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agent_client.engines import Miss, Probed
 from agent_client.engines.diagnosis import UNKNOWN, Diagnosis, ExitCause, bare, diagnose, exception_line
 from agent_client.machine import Failure
 from agent_client.profile import Problem
@@ -87,19 +88,35 @@ def failure_of_exit(
     return Failure(code=code, detail=f"cannot run {replica}: {found.sentence} ({how}){_told(found)}", hint=found.hint)
 
 
-def failure_of_start(replica: str, lines: Sequence[str], deadline_seconds: float) -> Failure:
-    """For an engine that runs but did not get ready in its time."""
+#: What may be done about an engine that did not get ready, by what it was asked at last.
+_LATE = {
+    Miss.REFUSED: "raise start_timeout_seconds if it only loads; else its output says why it never listened",
+    Miss.SILENT: "it takes connections and answers none: raise start_timeout_seconds if it only loads",
+    Miss.STATUS: "the page says what it waits for; raise start_timeout_seconds if it only loads",
+    Miss.UNLISTED: "it serves under another name: leave the model's name to llmgw, in extra_args and in the command",
+    Miss.CHAT: "it has loaded and can't answer: its output has the error",
+    Miss.BROKEN: "what listens on its port does not answer as an engine does: check the command in agent.yaml",
+}
+
+
+def failure_of_start(
+    replica: str, lines: Sequence[str], deadline_seconds: float, probed: Probed | None = None
+) -> Failure:
+    """For an engine that runs but did not get ready in its time; `probed` without secrets."""
     found = diagnose(lines)
     code = FailureCode.START_TIMEOUT.value
     late = f"it was not ready within {deadline_seconds:g} s"
+    hint = "raise start_timeout_seconds if it only loads"
+    if probed is not None and probed.miss is not None:
+        told = probed.told if len(probed.told) <= LINE_TOLD else probed.told[:LINE_TOLD] + "…"
+        late += f" (the last probe: {told})"
+        hint = _LATE[probed.miss]
     if found.code != UNKNOWN:
         detail = f"cannot run {replica}: {late}: {found.sentence}{_told(found)}"
         return Failure(code=code, detail=detail, hint=found.hint)
     last = next((bare(line) for line in reversed(lines) if line.strip()), "")
     told = f"its last line: {last[:LINE_TOLD]}" if last else "it wrote nothing"
-    return Failure(
-        code=code, detail=f"cannot run {replica}: {late}; {told}", hint="raise start_timeout_seconds if it only loads"
-    )
+    return Failure(code=code, detail=f"cannot run {replica}: {late}; {told}", hint=hint)
 
 
 def of_card(replica: str, failure: Failure, card: str, hint: str) -> Failure:
@@ -117,6 +134,15 @@ def failure_of_silence(replica: str, lines: Sequence[str], seconds: float, reque
     detail = f"cannot go on with {replica}: it made no token for {seconds:.0f} s{inside} and left 3 probes unanswered"
     hint = "look at its first and last lines; a hang in the driver shows in `dmesg`"
     return Failure(code=FailureCode.HUNG.value, detail=detail + told, hint=hint)
+
+
+def failure_of_port(replica: str, lines: Sequence[str], port: int) -> Failure:
+    """For an engine that was ready, lives, and is not to be reached any more."""
+    last = next((bare(line) for line in reversed(lines) if line.strip()), "")
+    told = f"; its last line: {last[:LINE_TOLD]}" if last else ""
+    detail = f"cannot go on with {replica}: it no longer listens on port {port}, while its process lives{told}"
+    hint = "something told it to end, or its server ended without it: look at its last lines"
+    return Failure(code=FailureCode.PORT_CLOSED.value, detail=detail, hint=hint)
 
 
 def fitting(lines: Sequence[str], most_bytes: int) -> tuple[str, ...]:

@@ -2,9 +2,10 @@
 Blocks: for a thread.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
-from agent_client.engines import PlanError, internal_ports, plan
+from agent_client.engines import PlanError, Probed, internal_ports, plan
 from agent_client.launching import launch_spec, read_secrets
 from agent_client.machine import Failure, Why
 from agent_client.profile import Refusal
@@ -39,7 +40,9 @@ def explain(ground: Ground, held: Held, why: Why, seconds: float, until: int | N
         how={"oom_killed": oom, "seconds": round(seconds, 1)},
     )
     if why is Why.NOT_READY:
-        failure = evidence.failure_of_start(replica, lines, seconds)
+        failure = evidence.failure_of_start(replica, lines, seconds, _told(held, ground))
+    elif why is Why.CLOSED:
+        failure = evidence.failure_of_port(replica, lines, entry.port if entry else 0)
     elif why is Why.HUNG:
         failure = evidence.failure_of_silence(replica, lines, seconds, held.running)
     else:
@@ -58,6 +61,14 @@ def refuse(ground: Ground, held: Held, refusal: Refusal) -> Failure:
     (detail,) = evidence.redacted([refusal.detail], secrets)
     (hint,) = evidence.redacted([refusal.hint], secrets)
     return Failure(code=refusal.code, detail=detail, hint=hint)
+
+
+def _told(held: Held, ground: Ground) -> Probed | None:
+    """What a question brought at last, without secrets."""
+    if held.probed is None:
+        return None
+    (told,) = evidence.redacted([held.probed.told], _secrets(ground, held))
+    return replace(held.probed, told=told)
 
 
 def _oom_killed(held: Held, ground: Ground) -> bool:

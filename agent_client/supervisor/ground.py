@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent_client.config import AgentConfig
-from agent_client.engines import Readiness
+from agent_client.engines import Probed, Readiness
 from agent_client.ledger import Ledger
 from agent_client.machine import Limits
 from agent_client.profile import Profile, Refusal
@@ -20,6 +20,7 @@ class Figures:
 
     running: int | None = None
     waiting: int | None = None
+    refused: bool = False  # nobody listens on its port
     moving: tuple[float, ...] | None = None  # equal in two looks: nothing was done in between
 
 
@@ -64,7 +65,7 @@ class NodeTools:
     foresee: Callable[[Profile, ShardSpec, str], Awaitable[Refusal | None]] = _nothing_foreseen
     command: Callable[[Profile], tuple[str, ...]]
     free_ports: Callable[[set[int], int], range | None]  # that many in a row, none of those taken
-    probe: Callable[[str, Readiness, str, str | None], Awaitable[bool]]
+    probe: Callable[[str, Readiness, str, str | None], Awaitable[Probed]]
     load: Callable[[str, str | None], Awaitable[Figures]]
     #: A profile whose model is named by a hub id, with a path in its place; or code, sentence and hint.
     fetch: Callable[[Profile, Callable[[str, float | None], None]], Awaitable[Profile | tuple[str, str, str]]] = (

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_client import config, preflight, probes
-from agent_client.engines import LaunchSpec, PlanError, Readiness, plan
+from agent_client.engines import LaunchSpec, PlanError, Probed, Readiness, plan
 from agent_client.installed import Installed
 from agent_client.ledger import Entry, Ledger
 from agent_client.machine import Limits
@@ -156,12 +156,12 @@ class Node:
         self.again()
 
     def again(self) -> None:
-        async def probe(endpoint: str, readiness: Any, name: str, key: str | None) -> bool:
+        async def probe(endpoint: str, readiness: Any, name: str, key: str | None) -> Probed:
             return await asyncio.to_thread(probes.ready, endpoint, readiness, name=name, key=key)
 
         async def load(endpoint: str, key: str | None) -> Figures:
             found = await asyncio.to_thread(probes.load, endpoint, key=key)
-            return Figures(running=found.running, waiting=found.waiting, moving=found.moving)
+            return Figures(running=found.running, waiting=found.waiting, moving=found.moving, refused=found.refused)
 
         def check(profile: Any, spec: Any) -> Refusal | None:
             return preflight.check(self.config, profile, spec, {}, ()).refusal
@@ -279,7 +279,8 @@ async def test_a_refused_replacement_leaves_the_older_engine_running(node: Node)
     assert "--no-such-flag" in refused.detail
     (left,) = node.supervisor.reports()
     assert (left.epoch, left.state, left.pids) == (5, ShardState.READY, first.pids)
-    assert await asyncio.to_thread(probes.ready, first.endpoint or "", Readiness(), name="m", key="CANARY")
+    served = await asyncio.to_thread(probes.ready, first.endpoint or "", Readiness(), name="m", key="CANARY")
+    assert served.miss is None
     assert Ledger(node.config.state_dir / "ledger.json").highest_epoch("uid/0") == 6
     await node.supervisor.stop("uid/0", 5, grace_seconds=1, reason="the control plane's own word")
     assert (await node.until(ShardState.STOPPED)).epoch == 5

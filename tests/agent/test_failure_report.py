@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from agent_client import config
+from agent_client.engines import Miss, Probed
 from agent_client.engines.causes import NODE_LOCAL_CAUSES
 from agent_client.profile import EngineKind, Problem
 from agent_client.protocol.codec import encode
@@ -114,8 +115,28 @@ async def test_a_start_that_takes_too_long_tells_what_stands_in_its_way(fail: Fa
     text = "[rank1]: RuntimeError: Unable to find address for: eth9\n"
     report = await fail(text, end="time.sleep(60)", start_timeout_seconds=1, stop_grace_seconds=0)
     assert report.code == FailureCode.START_TIMEOUT
-    assert "not ready within 1 s: the network interface" in report.detail
+    assert "not ready within 1 s (the last probe: /health: connection refused): the network interface" in report.detail
     assert "NCCL_SOCKET_IFNAME" in report.hint
+
+
+async def test_a_start_that_takes_too_long_tells_what_the_last_probe_got_without_secrets(fail: Fail) -> None:
+    server = """
+import http.server
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(503)
+        self.end_headers()
+        self.wfile.write(b"no CANARY yet")
+    def log_message(self, *_):
+        pass
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
+"""
+    report = await fail("", end=server, start_timeout_seconds=1, stop_grace_seconds=0)
+    assert report.code == FailureCode.START_TIMEOUT
+    assert "within 1 s (the last probe: /health answered 503: no (secret) yet); it wrote nothing" in report.detail
+    silent = await fail("", end="time.sleep(60)", start_timeout_seconds=1, stop_grace_seconds=0)
+    assert "(the last probe: /health: connection refused)" in silent.detail
+    assert "never listened" in silent.hint
 
 
 async def test_a_rank_above_the_first_is_ready_when_it_runs_and_failed_when_it_ends(tmp_path: Path) -> None:
@@ -157,6 +178,16 @@ def test_an_end_that_nobody_saw_keeps_its_code_and_tells_what_the_output_tells()
     assert "a GPU ran out of memory (it ended while no agent watched it)" in failure.detail
     nothing = failure_of_exit("m/1", [], exit_code=None, exit_signal=None, seen=False)
     assert nothing.detail == "cannot run m/1: it ended while no agent watched it"
+    late = failure_of_start(
+        "m/1", ["hi"], 5.0, Probed(miss=Miss.UNLISTED, told="/v1/models lists x, not m" + "!" * 999)
+    )
+    assert late.detail.startswith(
+        "cannot run m/1: it was not ready within 5 s (the last probe: /v1/models lists x, not m!!!"
+    )
+    assert late.detail.endswith("…); its last line: hi")
+    assert len(late.detail) < 400
+    assert "under another name" in late.hint
+    assert {failure_of_start("m/1", [], 5.0, Probed(miss=miss)).hint for miss in Miss} >= {late.hint}
     assert failure_of_start("m/1", [], 5.0).detail == "cannot run m/1: it was not ready within 5 s; it wrote nothing"
 
 

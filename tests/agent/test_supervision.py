@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from agent_client import config, probes
-from agent_client.engines import Readiness
+from agent_client.engines import Miss, Probed, Readiness
 from agent_client.hardware.leftovers import still_held
 from agent_client.ledger import Ledger
 from agent_client.machine import Limits
@@ -186,9 +186,9 @@ async def test_an_engine_that_is_healthy_and_makes_no_token_is_unrouted_and_ende
     node.reports.clear()
     limits = []
 
-    async def no_answer(endpoint: str, readiness: Readiness, *_: Any) -> bool:
+    async def no_answer(endpoint: str, readiness: Readiness, *_: Any) -> Probed:
         limits.append(readiness.answer_seconds)
-        return False
+        return Probed(miss=Miss.SILENT)
 
     async def standing(*_: Any) -> Figures:
         return Figures(running=1, waiting=0, moving=(7.0,))
@@ -222,9 +222,9 @@ async def test_a_busy_engine_is_neither_asked_nor_restarted(node: Node, clock: C
         found = await asyncio.to_thread(probes.load, endpoint, key=key)
         return Figures(running=found.running, waiting=found.waiting, moving=found.moving)
 
-    async def no_answer(*_: Any) -> bool:
+    async def no_answer(*_: Any) -> Probed:
         asked.append(1)
-        return False
+        return Probed(miss=Miss.SILENT)
 
     node.tools["load"] = load
     node.limits = dataclasses.replace(SHORT, quiet=1.0)
@@ -241,6 +241,46 @@ async def test_a_busy_engine_is_neither_asked_nor_restarted(node: Node, clock: C
     assert clock.monotonic() > begun + 1.0
     assert not asked
     assert node.reports[-1].state is ShardState.READY
+
+
+CLOSES = """
+import http.server, json, os, signal, socket, sys, threading, time
+port = int(sys.argv[sys.argv.index("--port") + 1])
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        length = int(self.headers["Content-Length"] or 0)
+        self.rfile.read(length)
+        body = json.dumps({"data": [{"id": "m"}]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    do_POST = do_GET
+    def log_message(self, *_):
+        pass
+server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
+def close(*_):
+    print("shutting down", flush=True)
+    server.socket.close()
+signal.signal(signal.SIGTERM, close)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+while True:
+    time.sleep(60)
+"""
+
+
+async def test_an_engine_that_lives_without_its_port_is_failed_for_that(node: Node) -> None:
+    """vLLM, told to end in the middle of its first token: its server has closed its port and waits for ever."""
+    await node.supervisor.start(engine(node, CLOSES, stop_grace_seconds=30))
+    ready = await node.until(ShardState.READY)
+    os.kill(ready.pids[0], signal.SIGTERM)
+    node.reports.clear()
+    failed = await node.until(ShardState.FAILED)
+    port = (ready.endpoint or "").rpartition(":")[2]
+    assert failed.code == FailureCode.PORT_CLOSED
+    assert f"cannot go on with m/1: it no longer listens on port {port}, while its process lives" in failed.detail
+    assert "its last line: shutting down" in failed.detail
+    assert processes.start_time(ready.pids[0]) is None
 
 
 # --- drains ----------------------------------------------------------------------------------------------------------

@@ -98,9 +98,9 @@ HAPPENINGS = st.one_of(
     about(events.DrainCancelled),
     about(events.Exited),
     about(events.Answered),
-    about(events.Missed),
+    about(events.Missed, refused=st.booleans()),
     about(events.Progressed, phase=st.just("weights"), place=st.integers(1, 4)),
-    about(events.Looked, requests=st.integers(0, 1), figures=st.tuples(st.integers(0, 2))),
+    about(events.Looked, requests=st.integers(0, 1), figures=st.tuples(st.integers(0, 2)), refused=st.booleans()),
     about(events.Tick),
 )
 STEPS = st.lists(

@@ -138,6 +138,50 @@ def test_a_health_page_that_takes_thirty_seconds_restarts_nothing_while_tokens_f
         assert life.attempt.shown is S.READY
 
 
+def test_a_port_that_refuses_three_times_in_a_row_ends_a_ready_engine() -> None:
+    life = Life().until_ready()
+    life.on(events.Looked(**E, refused=True), at=5.0)
+    assert wake_at(life.shard) == 7.0  # it is asked at once, though it was quiet for a moment only
+    assert life.on(events.Tick(**E), at=7.0) == ["Probe"]
+    life.on(events.Missed(**E, refused=True))
+    assert life.attempt.state is S.READY
+    assert life.on(events.Looked(**E, refused=True), at=9.0) == ["Explain", "SendTerm", "CheckEmpty"]
+    assert life.told[-3].why == "closed"  # type: ignore[attr-defined]
+    assert (wake_at(life.shard) or 0) - 9.0 <= 5.0
+
+
+def test_one_that_accepts_in_between_is_not_ended_for_its_port() -> None:
+    """It is busy, or was started anew by itself."""
+    life = Life().until_ready()
+    for accepted in (
+        events.Looked(**E, figures=(1.0,)),
+        events.Looked(**E),  # the page gave no figures, but somebody took the connection
+        events.Answered(**E),
+        events.Missed(**E),
+    ):
+        for _ in range(2):
+            life.on(events.Looked(**E, refused=True), at=life.now + 1)
+        if not isinstance(accepted, events.Looked):
+            life.on(events.Tick(**E), at=wake_at(life.shard))
+        life.on(accepted)
+        assert (life.attempt.state, life.attempt.refusals) == (S.READY, 0)
+
+
+def test_an_engine_that_loads_has_no_port_yet_and_one_that_drains_is_done_without_it() -> None:
+    life = Life()
+    life.on(events.Checked(**E))
+    life.on(events.Spawned(**E))
+    for _ in range(10):
+        life.on(events.Missed(**E, refused=True))
+        life.on(events.Tick(**E), at=wake_at(life.shard))
+    assert life.attempt.state is S.LOADING
+    life.on(events.Answered(**E))
+    life.on(events.DrainAsked(**E, seconds=600))
+    for _ in range(2):
+        assert life.on(events.Looked(**E, refused=True)) == []
+    assert life.on(events.Looked(**E, refused=True)) == ["SendTerm", "CheckEmpty"]
+
+
 def test_a_drain_waits_for_three_empty_looks_or_its_deadline() -> None:
     life = Life().until_ready()
     life.on(events.DrainAsked(**E, seconds=600))

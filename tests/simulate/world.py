@@ -19,6 +19,7 @@ from django.db import OperationalError, connection
 
 from agent_client.app import Agent
 from agent_client.config import AgentConfig
+from agent_client.engines import Miss, Probed
 from agent_client.profile import parse_entry
 from fleet import doorbell
 from fleet.agents import pump as pump_module
@@ -255,13 +256,14 @@ class World:
             raise Died
         return done
 
-    def ready(self, endpoint: str, readiness: Any, **_: Any) -> bool:
+    def ready(self, endpoint: str, readiness: Any, **_: Any) -> Probed:
         engine = self.kernel.at(int(endpoint.rpartition(":")[2]))
-        return engine is not None and self.kernel.healthy(engine)
+        serves = engine is not None and self.kernel.healthy(engine)
+        return Probed() if serves else Probed(miss=Miss.SILENT, told="/health: silence")
 
     def figures(self, endpoint: str, **_: Any) -> SimpleNamespace:
         engine = self.kernel.at(int(endpoint.rpartition(":")[2]))
-        return SimpleNamespace(running=engine.requests if engine else None, waiting=0, moving=None)
+        return SimpleNamespace(running=engine.requests if engine else None, waiting=0, moving=None, refused=False)
 
     # -- wishes ------------------------------------------------------------------------------------------------------
 
