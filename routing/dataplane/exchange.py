@@ -78,6 +78,7 @@ class Proxied:
     _upload: Upload | None = None
     _paused = False  # the client does not take more for now
     _sent_at = _asked_at = 0.0  # when the request's first and last bytes were sent
+    _wrong = ""  # what the last engine's answer was no answer for
     _sent = _lost = False  # a request is with an engine; the engine ended in the middle of its answer
     _engine_status = 0
     _timings: Timings  # of the endpoint that was chosen
@@ -121,8 +122,10 @@ class Proxied:
         chooser, route, tried = self._router.chooser, self._route, self._tried
         endpoint = chooser.choose(route, self._request, tried) if len(tried) < ATTEMPTS else None
         if endpoint is None or (tried and not chooser.may_retry(route)):
-            reason = route.reason or f"no replica of {route.name} could be reached"
-            self._fail(503, f"cannot serve {route.name} now: {reason}", retry_after=route.retry_after)
+            reason = route.reason or self._wrong or f"no replica of {route.name} could be reached"
+            self._fail(
+                502 if self._wrong else 503, f"cannot serve {route.name} now: {reason}", retry_after=route.retry_after
+            )
             return self._finish(False)
         if tried:
             self._router.metrics.count("retries", route.name, endpoint.id)
@@ -168,21 +171,21 @@ class Proxied:
             if whole:
                 chooser.answered(route, endpoint, self._engine_status)
             elif self._lost:
-                chooser.failed(route, endpoint, "ended in the middle of an answer")
+                chooser.failed(route, endpoint, self._wrong or "ended in the middle of an answer")
                 self._router.metrics.count("errors", route.name, endpoint.id, "cut")
                 chooser.died(self._request, endpoint)
             self._finish(whole)
-        elif self._upstream is not None and self._upstream.used:
+        elif self._upstream is not None and self._upstream.used and not self._wrong:
             # A kept connection that the engine had closed: not its failure, once more on a new one.
             self._open(endpoint, fresh=True)
         else:
-            chooser.failed(route, endpoint, "ended before its answer")
+            chooser.failed(route, endpoint, self._wrong or "ended before its answer")
             self._router.metrics.count("errors", route.name, endpoint.id, "no_answer")
             self._unanswered(endpoint)
 
     def _unanswered(self, endpoint: Endpoint) -> None:
         self._let_go()
-        if self._sent and self._router.chooser.died(self._request, endpoint):
+        if self._sent and not self._wrong and self._router.chooser.died(self._request, endpoint):
             self._router.metrics.count("errors", self._route.name, endpoint.id, "poison")
             self._fail(500, POISON, code="poison_request", headers=NO_RETRY)
             return self._finish(False)
@@ -263,10 +266,11 @@ class Proxied:
         self._told(True)
 
     @_whole
-    def engine_lost(self) -> None:
+    def engine_lost(self, wrong: str = "") -> None:
         # A body that was passed on as it came is kept nowhere, so it can't be sent again.
-        self._lost = self._status != 0
-        self._break(502, "the engine ended in the middle of it", known=self._upload is not None)
+        self._lost, self._wrong = self._status != 0, wrong
+        text = f"the engine can't be understood: {wrong}" if wrong else "the engine ended in the middle of it"
+        self._break(502, text, known=self._upload is not None)
 
     @_whole
     def engine_full(self, yes: bool) -> None:
@@ -346,7 +350,8 @@ class Proxied:
         """An error of ours, wherever it was."""
         try:
             if not self._over:
-                self._settle(0, False)
+                self._status = self._status or 500
+                self._settle(self._status, False)
         except Exception as another:
             another.__context__ = error
             error = another

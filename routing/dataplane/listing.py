@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
-from routing.dataplane.messages import Head, Reply, refusal
+from routing.dataplane.messages import Head, Reply, clipped, refusal
 from routing.domain import anthropic
 from routing.keys import Key
 from routing.table import Route, RoutingTable
@@ -21,7 +21,7 @@ def models(table: RoutingTable, key: Key | None, head: Head) -> Reply:
     }
     wanted = unquote(head.path).removeprefix(PATH).removeprefix("/")
     if wanted and wanted not in routes:
-        return refusal(404, f"The model `{wanted}` does not exist.", code="model_not_found")
+        return refusal(404, f"The model `{clipped(wanted)}` does not exist.", code="model_not_found")
     if head.anthropic:
         return _anthropic(tuple(routes), wanted, head.target)
     rows = [_row(name, route) for name, route in routes.items() if name == wanted or not wanted]

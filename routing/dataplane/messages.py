@@ -20,6 +20,9 @@ BODY_BYTES = 64 * 1024 * 1024
 #: A client's own request id is taken up to this length.
 ID_BYTES = 128
 
+#: Of a name that a client gave so much stands in answers and logs.
+NAME_LETTERS = 200
+
 #: Names in lower case, in the order they came.
 Headers = list[tuple[bytes, bytes]]
 
@@ -135,6 +138,11 @@ class Request:
             self.body += data
         if self.form is not None:
             self.form.feed(data)
+
+
+def clipped(name: str) -> str:
+    """A client's own word as it is said again."""
+    return name if len(name) <= NAME_LETTERS else f"{name[:NAME_LETTERS]}…"
 
 
 def refusal(

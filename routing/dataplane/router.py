@@ -14,7 +14,7 @@ from routing.dataplane.choice import Chooser
 from routing.dataplane.client import ClientConnection
 from routing.dataplane.exchange import NO_RETRY, POISON, Client, Proxied
 from routing.dataplane.journal import Line, Used
-from routing.dataplane.messages import BODY_BYTES, Head, Reply, Request, refusal
+from routing.dataplane.messages import BODY_BYTES, NAME_LETTERS, Head, Reply, Request, clipped, refusal
 from routing.dataplane.metrics import Metrics
 from routing.dataplane.upstream import Pool
 from routing.dataplane.watch import Watch
@@ -92,10 +92,12 @@ class Router:
             return Reply(status=plain[0], body=plain[1], kind=b"text/plain; charset=utf-8")
         methods = surface.methods(request.head.path)
         if not methods:
-            return refusal(404, f"cannot find {request.head.path}: the API begins with /v1/")
+            return refusal(404, f"cannot find {clipped(request.head.path)}: the API begins with /v1/")
         if request.head.method not in methods:
             allow = ((b"Allow", b", ".join(each.encode() for each in methods)),)
-            return refusal(405, f"cannot {request.head.method} {request.head.path}: use {methods[0]}", headers=allow)
+            return refusal(
+                405, f"cannot {request.head.method} {clipped(request.head.path)}: use {methods[0]}", headers=allow
+            )
         if self._table.auth and not self._no_auth:
             found = authenticate(self._table.keys, surface.given_key(request), datetime.now(UTC))
             if isinstance(found, Denied):
@@ -123,11 +125,11 @@ class Router:
             return self._refuse(connection, request, client, "", 400, str(error))
         route = self._table.routes.get(asked.model)
         if route is None:
-            text = f"The model `{asked.model}` does not exist."
+            text = f"The model `{clipped(asked.model)}` does not exist."
             return self._refuse(connection, request, client, "", 404, text, code="model_not_found")
         key = request.key
         if key is not None and not key.may_use(route.name) and not key.may_use(asked.model):
-            text = f"cannot use {asked.model}: the key does not allow it"
+            text = f"cannot use {clipped(asked.model)}: the key does not allow it"
             return self._refuse(connection, request, client, "", 403, text, code="model_not_allowed")
         if self.chooser.poison(request):
             return self._refuse(
@@ -264,10 +266,10 @@ class Router:
 
     def broken(self, connection: ClientConnection, request: Request, error: Exception) -> None:
         """An error of ours."""
-        event = {"event": "broken", "id": request.id, "path": request.head.path}
+        event = {"event": "broken", "id": request.id, "path": clipped(request.head.path)}
         log.error(json.dumps(event), exc_info=error)
         try:
-            self._end(request, 0, "")
+            self._end(request, 500, "")
         finally:
             connection.broken(request)
 
@@ -295,7 +297,7 @@ class Router:
                     request.id,
                     key.name if key is not None else None,
                     head.method,
-                    head.path,
+                    head.path[:NAME_LETTERS],
                     model or None,
                     endpoint or None,
                     status or None,

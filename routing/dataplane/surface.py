@@ -15,6 +15,8 @@ _UNVERSIONED = frozenset(
 )
 #: They carry a model, and change the engine.
 _PRIVATE = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
+#: A longer one is none of them: it is kept with each row of usage.
+PATH_LETTERS = 100
 _OWN = frozenset({"/healthz", "/readyz", "/metrics"})
 
 _CORS_HEADERS = b"Authorization, Content-Type, X-API-Key, X-Request-Id"
@@ -25,6 +27,8 @@ def methods(path: str) -> tuple[str, ...]:
     """What may be done with a path; nothing for one that is none of the API's."""
     if path == "/v1/models" or path.startswith("/v1/models/") or path in _OWN:
         return _READ
+    if len(path) > PATH_LETTERS:
+        return ()
     if path in _UNVERSIONED or (_API.fullmatch(path) is not None and path not in _PRIVATE):
         return _POST
     return ()

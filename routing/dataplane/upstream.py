@@ -16,6 +16,14 @@ IDLE_KEPT = 64
 #: Up to here a copy is cheaper than a second piece.
 JOINED_BYTES = 64 * 1024
 
+#: Of an answer's head, interim ones before it included; and of what follows a body's last byte or stands between two
+#: of its pieces: sizes, extensions, trailers.
+HEAD_BYTES = 64 * 1024
+
+
+class WrongAnswer(Exception):
+    """cannot understand the engine's answer."""
+
 
 class Exchange(Protocol):
     """Who is told what the engine answers."""
@@ -26,7 +34,9 @@ class Exchange(Protocol):
         """All of one read has been told, and the answer goes on."""
 
     def engine_done(self) -> None: ...
-    def engine_lost(self) -> None: ...
+    def engine_lost(self, wrong: str = "") -> None:
+        """`wrong`: what can't be understood of its answer; nothing: its connection has ended."""
+
     def engine_full(self, yes: bool) -> None:
         """Whether the engine takes the request slower than it is sent."""
 
@@ -137,10 +147,10 @@ class Upstream(asyncio.Protocol):
         if exchange is not None:
             exchange.engine_done()
 
-    def _lost(self) -> None:
+    def _lost(self, wrong: str = "") -> None:
         exchange, self.exchange = self.exchange, None
         if exchange is not None:
-            exchange.engine_lost()
+            exchange.engine_lost(wrong)
 
     # -- answers whose head is known ----------------------------------------------------------------------------------
 
@@ -180,50 +190,81 @@ class Upstream(asyncio.Protocol):
         if not self._begun:
             self._begun = True
             self._headers: list[tuple[bytes, bytes]] = []
+            self._dry = 0  # what came since the body's last byte
             if self._parser is None:
                 self._parser = httptools.HttpResponseParser(self)
+        self._dry += len(data)
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserCallbackError as error:  # what was told by it went wrong on our side
-            raise error.__context__ or error
-        except httptools.HttpParserError:
-            if self._complete:
-                self._reusable = False
-            else:
-                self.abort()
-                self._lost()
+        except httptools.HttpParserCallbackError as error:
+            if not isinstance(error.__context__, WrongAnswer):  # what was told by it went wrong on our side
+                raise error.__context__ or error
+            return self._wrong(str(error.__context__))
+        except httptools.HttpParserError as error:
+            return self._wrong(f"its answer is no HTTP: {error}")
+        if self._dry > HEAD_BYTES and not self._complete:
+            self._wrong(f"its answer's {'trailers are' if self._headed else 'head is'} over {HEAD_BYTES} bytes")
+
+    def _wrong(self, what: str) -> None:
+        if self._complete:
+            self._reusable = False
+        else:
+            self.abort()
+            self._lost(what)
 
     def on_message_begin(self) -> None:
         if self._complete:
             self._reusable = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._headed:
+            return  # a trailer, which nobody asked for
         name = name.lower()
         self._headers.append((name, value))
         if name == b"content-length" or name == b"transfer-encoding":
             self._until_close = False
 
     def on_headers_complete(self) -> None:
-        status = self._parser.get_status_code()
-        if status < 200 or self._complete:
+        if self._complete:
+            return
+        status, fields = self._parser.get_status_code(), dict(self._headers)
+        length, coding = fields.get(b"content-length"), fields.get(b"transfer-encoding")
+        bodiless = status < 200 or status in (204, 304)
+        stray = bodiless and (coding is not None or (length is not None and length.strip(b"0 ") != b""))
+        self._check_head(status, coding, stray)
+        if status < 200:
             return
         self._headed = True
-        fields = dict(self._headers)
         self._head = to_client(status, self._headers, fields)
-        length = fields.get(b"content-length")
-        if length is None or status in (204, 304) or b"transfer-encoding" in fields:
+        if length is None or bodiless or coding is not None:
             self._apart = None  # its body does not end where its length says
         if self.exchange is not None:
-            self.exchange.engine_head(self._head, None if length is None else int(length))
+            self.exchange.engine_head(self._head, None if length is None or bodiless else int(length))
+        if stray:  # what follows belongs to no answer, and the connection to nobody
+            self._complete = True
+        elif bodiless:
+            self._until_close = False
+
+    def _check_head(self, status: int, coding: bytes | None, stray: bool) -> None:
+        """Raises WrongAnswer for one whose end could be read in two ways, or that no request of ours can get."""
+        if self._dry > HEAD_BYTES and sum(len(name) + len(value) for name, value in self._headers) > HEAD_BYTES:
+            raise WrongAnswer(f"its answer's head is over {HEAD_BYTES} bytes")
+        if not 100 <= status <= 599 or status == 101:
+            raise WrongAnswer(f"it answered with the status {status}")
+        if status < 200 and stray:
+            raise WrongAnswer(f"its interim answer {status} has a body")
+        if coding is not None and coding.lower() != b"chunked":
+            raise WrongAnswer("its answer's Transfer-Encoding is not chunked")
 
     def on_body(self, data: bytes) -> None:
+        self._dry = 0
         if self.exchange is not None and not self._complete:
             self.exchange.engine_body(data)
 
     def on_message_complete(self) -> None:
-        if not self._headed:
+        if not self._headed:  # an interim answer: the one that is meant follows
             self._headers = []
-            self._apart = None
+            self._apart, self._until_close = None, True
             return
         if self._complete:
             return

@@ -4,11 +4,16 @@ import re
 
 from routing.domain.openai import Asked, BadRequest
 
+#: A form has no more parts, and their heads are no longer: real ones have a dozen, of some hundred bytes. What says a
+#: part's name is the shorter because a name is looked for in it from each `;` on.
+MOST_PARTS = 256
 PART_HEAD_BYTES = 8 * 1024
+DISPOSITION_BYTES = 1024
 VALUE_BYTES = 1024
 _PARAMETER = re.compile(rb';[ \t]*([\w*-]+)[ \t]*=[ \t]*("(?:[^"\\]|\\.)*"|[^;\s]*)')
 _BOUNDARY = re.compile(rb"""multipart/form-data[ \t]*;(?:.*;)?[ \t]*boundary=("?)([0-9A-Za-z'()+_,./:=? -]{1,70})\1""")
 _LONG = "cannot read the request: the form's field model or stream is too long"
+_LONG_HEAD = "cannot read the request: a form part's head is too long"
 _WANTED = (b"model", b"stream")
 
 
@@ -24,6 +29,7 @@ class Form:
         self._offset = -2  # of the buffer's first byte in the body
         self._head: bytes | None = None  # the part's name, None while its head is awaited
         self._prologue = True
+        self._parts = 0
         self._done = False
 
     def feed(self, data: bytes) -> None:
@@ -49,8 +55,13 @@ class Form:
             return False
         if end < 0:
             if len(self._buffer) > PART_HEAD_BYTES:
-                raise BadRequest("cannot read the request: a form part's head is too long")
+                raise BadRequest(_LONG_HEAD)
             return False
+        self._parts += 1
+        if end > PART_HEAD_BYTES:
+            raise BadRequest(_LONG_HEAD)
+        if self._parts > MOST_PARTS:
+            raise BadRequest(f"cannot read the request: the form has more than {MOST_PARTS} parts")
         self._head = _name(bytes(self._buffer[:end]))
         self._drop(end + 2)  # the blank line's own line end may begin the delimiter after an empty value
         return True
@@ -105,6 +116,8 @@ def _name(head: bytes) -> bytes:
     for line in head.split(b"\r\n"):
         field, _, value = line.partition(b":")
         if field.strip().lower() == b"content-disposition":
+            if len(value) > DISPOSITION_BYTES:
+                raise BadRequest(_LONG_HEAD)
             for parameter, given in _PARAMETER.findall(value):  # a quoted value may hold what looks like another
                 if parameter.lower() == b"name":
                     return bytes(given).strip(b'"')

@@ -1,11 +1,17 @@
 """Reads a server-sent event stream in pieces of any size: usage, an error in mid-stream, the end."""
 
+import re
+
 from routing.domain.usage import Facts, read_event
 
 #: What an event with content has in it, by path; elsewhere `"choices"`.
 _CONTENT = {"/v1/messages": b'"content_block_delta"', "/v1/responses": b'.delta"'}
 #: An event that grows over this is no longer looked at: memory stays bounded whatever an engine sends.
 EVENT_BYTES = 8 * 2**20
+#: A blank line after a line's end, and those that are more than one event needs. The first match ends each search, so
+#: that whatever an engine sends each byte is looked at once.
+_END = re.compile(rb"\n\r?\n")
+_BLANK = re.compile(rb"[\r\n]+")
 
 
 class SseReader:
@@ -57,9 +63,8 @@ class SseReader:
         buffer = self._rest
         begin = max(len(buffer) - 3, 0)  # a blank line may be cut in two
         buffer += data
-        dos = b"\r" in buffer
         out, start = [], 0
-        while (end := _event_end(buffer, start, max(begin, start), dos)) > 0:
+        while (end := _event_end(buffer, start, max(begin, start))) > 0:
             event = bytes(buffer[start:end])
             if not (self._look(event) and self._strip):
                 out.append(event)
@@ -85,14 +90,7 @@ class SseReader:
         return False
 
 
-def _event_end(buffer: bytearray, start: int, begin: int, dos: bool) -> int:
+def _event_end(buffer: bytearray, start: int, begin: int) -> int:
     """Index after the blank line that ends the event at `start`, looked for from `begin` on, or -1."""
-    if buffer.startswith(b"\n", start):  # one blank line more than is needed ends nothing
-        return start + 1
-    if dos and buffer.startswith(b"\r\n", start):
-        return start + 2
-    unix = buffer.find(b"\n\n", begin)
-    other = buffer.find(b"\r\n\r\n", begin) if dos else -1
-    if other >= 0 and not 0 <= unix < other:
-        return other + 4
-    return unix + 2 if unix >= 0 else -1
+    found = _BLANK.match(buffer, start) or _END.search(buffer, begin)
+    return found.end() if found else -1

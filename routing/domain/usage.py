@@ -24,19 +24,24 @@ class Facts:
     failed: bool = False  # the engine said so: a `[DONE]` after it means nothing
 
 
+#: What is looked at of an event or answer is no larger; a larger one is passed over without being built.
+VALUE_BYTES = 16_384
+_NONE = msgspec.Raw(b"null")
+
+
 class _Event(msgspec.Struct):
     """What matters of an event or answer, of any shape; what an engine says is checked where it is used."""
 
-    type: Any = None
-    error: Any = None
-    usage: Any = None
-    choices: Any = None
-    message: Any = None  # Anthropic's `message_start`
-    response: Any = None  # OpenAI's `response.completed` and its like
+    type: msgspec.Raw = _NONE
+    error: msgspec.Raw = _NONE
+    usage: msgspec.Raw = _NONE
+    choices: msgspec.Raw = _NONE
+    message: msgspec.Raw = _NONE  # Anthropic's `message_start`
+    response: msgspec.Raw = _NONE  # OpenAI's `response.completed` and its like
 
 
 class _Whole(msgspec.Struct):
-    usage: Any = None
+    usage: msgspec.Raw = _NONE
 
 
 _event = msgspec.json.Decoder(_Event)
@@ -47,17 +52,27 @@ def read_event(payload: bytes, facts: Facts) -> bool:
     """Note what an event says of usage and errors; True for one that carries usage and nothing else."""
     try:
         event = _event.decode(payload)
+        kind, error, usage = _value(event.type), _value(event.error, large=True), _value(event.usage)
+        if error or kind in ("error", "response.failed"):
+            facts.failed = True
+        if kind == "message_start":
+            inner = _usage_in(event.message)  # its output_tokens are a beginning, which message_delta replaces
+            note(facts, {"input_tokens": inner.get("input_tokens")} if isinstance(inner, dict) else None)
+        else:
+            note(facts, _usage_in(event.response))
+        note(facts, usage)
+        return isinstance(usage, dict) and _value(event.choices) == []
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return False
-    if event.error or event.type in ("error", "response.failed"):
-        facts.failed = True
-    if event.type == "message_start" and isinstance(event.message, dict):
-        usage = event.message.get("usage")  # its output_tokens are a beginning, which message_delta replaces
-        note(facts, {"input_tokens": usage.get("input_tokens")} if isinstance(usage, dict) else None)
-    elif isinstance(event.response, dict):
-        note(facts, event.response.get("usage"))
-    note(facts, event.usage)
-    return isinstance(event.usage, dict) and event.choices == []
+
+
+def _value(raw: msgspec.Raw, *, large: Any = None) -> Any:
+    """What stands there; `large` for what is too large to be looked at."""
+    return msgspec.json.decode(raw) if memoryview(raw).nbytes <= VALUE_BYTES else large
+
+
+def _usage_in(raw: msgspec.Raw) -> Any:
+    return _value(_whole.decode(raw).usage) if memoryview(raw)[:1] == b"{" else None
 
 
 def note(facts: Facts, usage: Any) -> None:
@@ -91,7 +106,7 @@ class WholeReader:
     def finish(self) -> bytes:
         kept = b"".join(self._parts)
         try:
-            note(self.facts, _whole.decode(kept).usage if self._size <= WHOLE_BYTES else _last_usage(kept))
+            note(self.facts, _value(_whole.decode(kept).usage) if self._size <= WHOLE_BYTES else _last_usage(kept))
         except (ValueError, RecursionError):  # no JSON, and what msgspec says of it
             pass
         return b""

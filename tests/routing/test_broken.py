@@ -14,6 +14,7 @@ import pytest
 
 import routing
 from routing.dataplane import exchange
+from routing.domain import openai
 from tests.routing.stage import CHAT, Heard, Stage, chunk, say_hi, stream_head, until, wait
 
 HOME = str(Path(routing.__file__).parent)
@@ -180,3 +181,19 @@ def raise_once(patch: pytest.MonkeyPatch, module: str, name: str) -> None:
         for each in list(sys.modules.values()):
             if each.__name__.startswith("routing.") and getattr(each, last, None) is true:
                 patch.setattr(each, last, made)
+
+
+@pytest.mark.parametrize(("owner", "name", "used"), [(exchange, "to_engine", True), (openai, "read", False)])
+async def test_an_error_of_ours_is_a_500_in_the_books(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, used: bool
+) -> None:
+    """In the access log, the metrics and, where a replica was chosen, the usage."""
+    lines: list[Any] = []
+    stage.router._on_line = lines.append
+    await stage.engine()
+    monkeypatch.setattr(owner, name, lambda *_: 1 // 0)
+    await ask(stage, CHAT)
+    await until(lambda: lines, "the line")
+    assert [line.status for line in lines] == [500]
+    assert [status for _, _, status in stage.router.metrics.requests] == [500]
+    assert [row["status"] for row in stage.usage] == [500] * used

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routing.domain.form import form_of
+from routing.domain.form import MOST_PARTS, PART_HEAD_BYTES, form_of
 from routing.domain.openai import BadRequest
 from tests.routing.stage import Stage, Wire, say_hi, until, wait
 
@@ -217,3 +217,23 @@ async def test_a_form_without_model_is_a_400(stage: Stage) -> None:
     body = FILE + END
     wire.send(wire.head(TYPE, f"Content-Length: {len(body)}", path=PATH) + body)
     assert (await wire.answer())[0] == 400
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (part("x", b"") * (MOST_PARTS + 1), "more than 256 parts"),
+        (b"--b0\r\n" + b"X: 1\r\n" * PART_HEAD_BYTES + b"\r\n\r\n", "head is too long"),
+        (part("x" * 2000, b""), "head is too long"),
+        (part("x", b"", '; a="' * 300), "head is too long"),
+    ],
+    ids=["parts", "headers", "name", "quotes"],
+)
+@pytest.mark.parametrize("step", [1, 2**20])
+def test_a_form_has_limits_whatever_the_pieces(body: bytes, why: str, step: int) -> None:
+    with pytest.raises(BadRequest, match=why):
+        read(body + FORM, [step] * (len(body) // step))
+
+
+def test_a_form_of_many_parts_is_read() -> None:
+    assert read(part("x", b"") * (MOST_PARTS - 3) + FORM, []).model == "m"

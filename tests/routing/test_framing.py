@@ -312,3 +312,27 @@ async def test_many_pipelined_requests_are_answered_in_order(stage: Stage) -> No
         if n % 7 == 0:
             assert (await wire.answer())[2] == b"ok\n"
         assert json.loads((await wire.answer())[2]) == body
+
+
+@pytest.mark.parametrize("begin", [b"", b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"], ids=["first", "in-the-same-read"])
+@pytest.mark.parametrize("what", ["url", "header", "both"])
+async def test_a_head_is_too_long_with_its_url(stage: Stage, begin: bytes, what: str) -> None:
+    url, header = {"url": (40, 0), "header": (0, 40), "both": (20, 20)}[what]
+    wire = await stage.open()
+    head = b"GET /v1/models/%b HTTP/1.1\r\nHost: x\r\nX: %b\r\n\r\n" % (b"u" * url * 1024, b"x" * header * 1024)
+    wire.send(begin + head)
+    if begin:
+        assert (await wire.answer())[0] == 200
+    assert (await wire.answer())[0] == 431
+
+
+@pytest.mark.parametrize("what", [b"X: 1\r\n" * 64, b"x" * 1024], ids=["many", "one"])
+async def test_trailers_have_a_limit_however_long_the_body_was(stage: Stage, what: bytes) -> None:
+    await stage.engine()
+    wire = await stage.open()
+    body = json.dumps(CHAT | {"x": "x" * 2**20}).encode()
+    wire.send(wire.head("Transfer-Encoding: chunked") + b"%x\r\n%b\r\n0\r\nX: " % (len(body), body))
+    for _ in range(512 * 1024 // len(what)):
+        wire.send(what)
+    assert (await wire.answer())[0] == 400
+    assert not stage.engines[0].heard

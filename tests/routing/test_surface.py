@@ -205,3 +205,33 @@ async def test_a_key_with_a_date_is_served_and_then_expires() -> None:
             wire = await stage.open()
             wire.post(CHAT)
             assert (await wire.answer())[0] == status
+
+
+@pytest.mark.parametrize("size", [10_000, 2**20])
+async def test_a_long_name_is_not_said_again(stage: Stage, size: int) -> None:
+    lines: list[Any] = []
+    stage.router._on_line = lines.append
+    await stage.engine()
+    wire = await stage.open()
+    wire.post({"model": "n" * size})
+    status, _, body = await wire.answer()
+    assert (status, len(body) < 500) == (404, True)
+    for method in ("GET", "DELETE", "POST"):
+        for path in ("models/", "", "a" * 200):
+            wire = await stage.open()
+            wire.send(
+                wire.head("Content-Length: 0", path=f"/v1/{path}{'p' * 10_000}").replace(b"POST", method.encode())
+            )
+            status, _, body = await wire.answer()
+            assert (status in (404, 405), len(body) < 500) == (True, True)
+    assert all(len(line.path) <= 200 for line in lines)
+
+
+async def test_a_key_that_may_not_is_told_so_shortly() -> None:
+    async with Stage(may=["other"]) as stage:
+        stage.model = "m" * 10_000
+        await stage.engine()
+        wire = await stage.open()
+        wire.post({"model": stage.model})
+        status, _, body = await wire.answer()
+        assert (status, len(body) < 500) == (403, True)

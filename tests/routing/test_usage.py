@@ -3,12 +3,14 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from routing.domain import sse
 from routing.domain.sse import SseReader
-from routing.domain.usage import Facts, WholeReader
+from routing.domain.usage import Facts, WholeReader, read_event
 from tests.routing.stage import Heard, Stage, chunk, stream_head, until, whole
 
 MESSAGES = [
@@ -153,3 +155,71 @@ def test_an_event_without_end_does_not_fill_the_memory() -> None:
         passed += len(reader.feed(piece))
     assert passed >= 11 * len(piece)
     assert passed + len(reader.finish()) == 20 * len(piece)
+
+
+# -- what an engine may send without end ------------------------------------------------------------------------------
+
+
+class Counted:
+    """A pattern that counts the bytes it goes over."""
+
+    def __init__(self, pattern: Any) -> None:
+        self._pattern, self.went_over = pattern, 0
+
+    def search(self, buffer: bytearray, begin: int) -> Any:
+        found = self._pattern.search(buffer, begin)
+        self.went_over += (found.end() if found else len(buffer)) - begin
+        return found
+
+
+@pytest.mark.parametrize("strip", [False, True])
+@pytest.mark.parametrize(
+    ("begin", "piece"),
+    [
+        (b"", b"data: 1\n\n" * 4000 + b"\r"),
+        (b"", b"data: 1\n\ndata: 2\r\n\r\n" * 2000),
+        (b"data: \r", b"x" * 10),
+        (b"\r", b"\r"),
+    ],
+    ids=["a-return-at-the-end", "both-line-ends", "an-event-in-small-pieces", "returns"],
+)
+def test_each_byte_of_a_stream_is_gone_over_once(
+    monkeypatch: pytest.MonkeyPatch, begin: bytes, piece: bytes, strip: bool
+) -> None:
+    monkeypatch.setattr(sse, "_END", counted := Counted(sse._END))
+    reader, size = SseReader(strip_usage=strip), 0
+    passed = reader.feed(begin)
+    for _ in range(200):
+        passed += reader.feed(piece)
+        size += len(piece)
+    assert passed + reader.finish() == begin + piece * 200
+    assert counted.went_over <= 2 * size
+
+
+@pytest.mark.parametrize("blank", [b"\n", b"\r\n"])
+def test_a_flood_of_blank_lines_is_one_event(monkeypatch: pytest.MonkeyPatch, blank: bytes) -> None:
+    looked: list[bytes] = []
+    monkeypatch.setattr(SseReader, "_look", lambda self, event: bool(looked.append(event)))
+    reader = SseReader(strip_usage=True)
+    assert reader.feed(blank * 50_000) == blank * 50_000
+    assert len(looked) <= 2
+
+
+def test_what_an_event_holds_besides_its_usage_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[int] = []
+    decode = msgspec.json.decode
+    monkeypatch.setattr(msgspec.json, "decode", lambda raw: built.append(len(memoryview(raw))) or decode(raw))
+    much = b"[" + b"[]," * 1_000_000 + b"[]]"
+    for event in (
+        b'{"usage":{"prompt_tokens":1,"completion_tokens":2},"choices":%b}',
+        b'{"response":{"output":%b,"usage":{"input_tokens":1,"output_tokens":2}}}',
+        b'{"usage":{"prompt_tokens":1,"completion_tokens":2},"error":%b}',
+    ):
+        facts = Facts()
+        assert not read_event(event % much, facts)
+        assert (facts.prompt_tokens, facts.completion_tokens) == (1, 2)
+        assert facts.failed == (b"error" in event)
+    facts = Facts()
+    assert not read_event(b'{"usage":%b}' % much, facts)
+    assert facts == Facts()
+    assert sum(built) < 10_000
