@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection
@@ -18,6 +19,8 @@ from routing.grid import Grid
 from routing.table import Endpoint, Route, RoutingTable
 
 log = logging.getLogger("routing")
+
+_STATUS = re.compile(rb"HTTP/1\.[01] ([1-5][0-9]{2})[ \r]")
 
 PROBE_SECONDS = 2.0
 LOOK_SECONDS = 0.2
@@ -229,6 +232,9 @@ async def _ask_health(endpoint: Endpoint) -> int:
         key = f"Authorization: Bearer {endpoint.key}\r\n" if endpoint.key else ""
         writer.write(f"GET /health HTTP/1.1\r\nHost: {endpoint.authority}\r\n{key}Connection: close\r\n\r\n".encode())
         line = await reader.readuntil(b"\r\n")
-        return int(line.split()[1])
+        found = _STATUS.match(line)
+        if found is None:
+            raise ValueError("its answer is no HTTP")
+        return int(found[1])
     finally:
         writer.transport.abort()

@@ -86,7 +86,8 @@ class ClientConnection(Incoming):
         if self._transport is None or self._transport.get_write_buffer_size():
             return  # what waits there sounds by itself
         if not self._out.begun:
-            self._out.proceed()
+            if self._requests and self._requests[0].head.http11:  # HTTP/1.0 knows no interim answers
+                self._out.proceed()
         elif self._exchange and not self._exchange.nudge() and self._ended and self._sounding:
             self._transport.abort()  # nothing tells it from one that is gone, and that is by far the likelier
 

@@ -299,6 +299,8 @@ class Pool:
             _, upstream = await loop.create_connection(
                 lambda: Upstream(self, endpoint), endpoint.address, endpoint.port
             )
+        if upstream.transport is None or upstream.transport.is_closing():
+            raise ConnectionResetError  # nobody would be told of its end, which was before its first request
         return upstream
 
     def keep(self, addresses: Collection[tuple[str, int]]) -> None:
