@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,21 +89,23 @@ class WholeReader:
 
     def __init__(self) -> None:
         self.facts = Facts()
-        self._parts: list[bytes] | deque[bytes] = []
-        self._size = self._kept = 0
+        self._kept: bytes | bytearray = b""
+        self._size = 0
 
     def feed(self, data: bytes) -> bytes:
         self._size += len(data)
-        self._kept += len(data)
-        self._parts.append(data)
-        if self._size > WHOLE_BYTES:
-            parts = self._parts = deque(self._parts) if isinstance(self._parts, list) else self._parts
-            while self._kept - len(parts[0]) >= TAIL_BYTES:
-                self._kept -= len(parts.popleft())
+        if not self._kept:  # most answers come in one piece
+            self._kept = data
+            return data
+        if not isinstance(self._kept, bytearray):
+            self._kept = bytearray(self._kept)
+        self._kept += data  # pieces kept apart would take many times their bytes
+        if self._size > WHOLE_BYTES and len(self._kept) > 2 * TAIL_BYTES:
+            del self._kept[:-TAIL_BYTES]
         return data
 
     def finish(self) -> bytes:
-        kept = b"".join(self._parts)
+        kept, self._kept = self._kept, b""
         try:
             note(self.facts, _value(_whole.decode(kept).usage) if self._size <= WHOLE_BYTES else _last_usage(kept))
         except (ValueError, RecursionError):  # no JSON, and what msgspec says of it
@@ -112,7 +113,7 @@ class WholeReader:
         return b""
 
 
-def _last_usage(tail: bytes) -> Any:
+def _last_usage(tail: bytes | bytearray) -> Any:
     text = tail[-TAIL_BYTES:].decode(errors="replace")
     found = list(_USAGE.finditer(text))
     return json.JSONDecoder().raw_decode(text, found[-1].end())[0] if found else None

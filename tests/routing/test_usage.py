@@ -1,6 +1,7 @@
 """Usage is what the engine said, in each of the shapes that engines speak."""
 
 import json
+import tracemalloc
 from typing import Any
 
 import msgspec
@@ -223,3 +224,16 @@ def test_what_an_event_holds_besides_its_usage_is_not_built(monkeypatch: pytest.
     assert not read_event(b'{"usage":%b}' % much, facts)
     assert facts == Facts()
     assert sum(built) < 10_000
+
+
+@pytest.mark.parametrize("size", [1, 2, 200])
+def test_an_answer_in_tiny_pieces_takes_no_more_memory_than_its_bytes(size: int) -> None:
+    reader, piece = WholeReader(), b"x" * size
+    tracemalloc.start()
+    try:
+        for _ in range(200_000 // size):
+            reader.feed(bytes(memoryview(piece)))
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 2 * 200_000
