@@ -17,6 +17,7 @@ from unfold.widgets import UnfoldAdminTextareaWidget
 
 from fleet.endpoints import ring_routes
 from fleet.fields import NamesField
+from fleet.lookups import OfferedLookups
 from fleet.seen import SeenAdmin, SeenForm
 from routing.domain import limits
 from routing.models import ApiKey, Ejection, Usage
@@ -59,7 +60,7 @@ class ApiKeyForm(SeenForm):
 
 
 @admin.register(ApiKey)
-class ApiKeyAdmin(SeenAdmin, ModelAdmin):
+class ApiKeyAdmin(OfferedLookups, SeenAdmin, ModelAdmin):
     """A key's text is shown once, when it is made."""
 
     form = ApiKeyForm
@@ -147,7 +148,7 @@ class ApiKeyAdmin(SeenAdmin, ModelAdmin):
         return TemplateResponse(request, "fleet/confirm.html", context)
 
 
-class ReadOnlyAdmin(ModelAdmin):
+class ReadOnlyAdmin(OfferedLookups, ModelAdmin):
     """Rows that routers write."""
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:

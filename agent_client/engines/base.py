@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from agent_client.engines.command import EnvVar, Origin, Word, origins
 from agent_client.profile import Problem, Profile, ProfileError, SecretRef
+from agent_client.profile.hidden import looks_secret
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,11 +109,11 @@ def environment(
         (Origin.NODE, spec.engine_env),
     ):
         for name, text in given.items():
-            rows[name] = EnvVar(name=name, value=text, origin=origin, secret=_looks_secret(name))
+            rows[name] = EnvVar(name=name, value=text, origin=origin, secret=looks_secret(name))
     missing = []
     for name, value in spec.profile.env.items():
         if not isinstance(value, SecretRef):
-            rows[name] = EnvVar(name=name, value=value, origin=Origin.USER, secret=_looks_secret(name))
+            rows[name] = EnvVar(name=name, value=value, origin=Origin.USER, secret=looks_secret(name))
         elif value.name in spec.secrets:
             rows[name] = EnvVar(name=name, value=spec.secrets[value.name], origin=Origin.USER, secret=True)
         else:
@@ -167,7 +168,3 @@ def refuse_env(spec: LaunchSpec, owned: Iterable[str]) -> Iterable[Problem]:
         if name in spec.profile.env:
             text = f"cannot use env {name}: the engine would read from it what llmgw sets itself"
             yield Problem(code="env_owned", field=f"profile.env.{name}", text=text, hint="leave it out")
-
-
-def _looks_secret(name: str) -> bool:
-    return any(word in name.upper() for word in ("TOKEN", "SECRET", "PASSWORD", "API_KEY", "CREDENTIAL"))

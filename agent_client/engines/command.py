@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from agent_client.profile import Profile
-
-_SECRET_ENDS = ("-token", "-key", "-password", "-secret")
+from agent_client.profile.hidden import flag_hides
 
 
 class Origin(StrEnum):
@@ -62,7 +61,7 @@ def extra(profile: Profile) -> list[Word]:
     hidden = False
     for text in profile.extra_args:
         flag, equals, _ = text.partition("=")
-        secret = flag.startswith("--") and flag.endswith(_SECRET_ENDS)
+        secret = flag_hides(flag)
         out.append(Word(text=text, origin=Origin.USER, secret=hidden or (secret and bool(equals))))
         hidden = secret and not equals
     return out

@@ -158,13 +158,19 @@ def _endpoints(given: Fields) -> tuple[StaticEndpoint, ...]:
         url = each.text("url", required=True).rstrip("/")
         if url and (reason := _bad_url(url)):
             each.note(
-                "bad_url", "url", f"cannot use {each.where}.url = {url[:120]!r}: {reason}", "http://10.0.0.5:8000"
+                "bad_url", "url", f"cannot use {each.where}.url = {_shown_url(url)!r}: {reason}", "http://10.0.0.5:8000"
             )
         weight = each.integer("weight", 1, least=0, most=1000)
         model = each.text("model") or None
         each.refuse_unknown()
         out.append(StaticEndpoint(url=url, weight=weight, model=model))
     return tuple(out)
+
+
+def _shown_url(url: str) -> str:
+    """Without a user and password."""
+    before, at, after = url.rpartition("@")
+    return (f"{before.partition('://')[0]}://…@{after}" if at else url)[:120]
 
 
 def _bad_url(url: str) -> str:

@@ -9,10 +9,11 @@ from django.urls import reverse
 from unfold.admin import ModelAdmin
 
 from fleet.admin.confirm import way_back
+from fleet.lookups import OfferedLookups
 from fleet.services.errors import FleetError
 
 
-class ServiceDeleteAdmin(ModelAdmin):
+class ServiceDeleteAdmin(OfferedLookups, ModelAdmin):
     """Deleting goes through a service, row by row, which may refuse; what goes with a row needs no permission."""
 
     delete_confirmation_template = "fleet/delete.html"
@@ -97,4 +98,7 @@ class MachineOwnedAdmin(ServiceDeleteAdmin):
         return super().changeform_view(request, object_id, form_url, {**(extra_context or {}), **hidden})
 
     def get_readonly_fields(self, request: HttpRequest, obj: Model | None = None) -> Any:
-        return [*self.readonly_fields, *(f.name for f in self.opts.fields if f.editable)]
+        return [
+            *self.readonly_fields,
+            *(f.name for f in self.opts.fields if f.editable and f.name not in (self.exclude or ())),
+        ]

@@ -14,12 +14,13 @@ from unfold.decorators import display
 from unfold.widgets import UnfoldAdminTextareaWidget
 
 from agent_client.profile import Entry
+from agent_client.profile.hidden import shown_profile
 from agent_client.protocol.states import ENDED_SHARD_STATES
 from fleet.admin import commands
 from fleet.admin.attempts import inside
 from fleet.admin.base import MachineOwnedAdmin
 from fleet.admin.confirm import ask
-from fleet.admin.display import badge, link, table, when
+from fleet.admin.display import badge, link, plain, table, when
 from fleet.admin.explanation import panel
 from fleet.admin.page import LivePage, Page, sections
 from fleet.admin.planning import plan
@@ -240,6 +241,12 @@ class ProfileRevisionAdmin(MachineOwnedAdmin):
     list_filter = ["model"]
     list_select_related = ["model"]
     search_fields = ["model__name"]
+    exclude = ["profile"]
+    readonly_fields = ["shown_profile"]
+
+    @display(description="profile")
+    def shown_profile(self, revision: ProfileRevision) -> SafeString:
+        return plain(shown_profile(revision.profile))
 
 
 @admin.register(ServedName)

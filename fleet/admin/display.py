@@ -1,5 +1,6 @@
 """How states look: a colour for each, and never the colour alone."""
 
+import json
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
@@ -131,6 +132,11 @@ def story(events: Iterable[Event], now: datetime) -> SafeString | str:
 def log(lines: Iterable[str]) -> SafeString:
     """An engine's own words."""
     return format_html('<pre class="fleet-log" tabindex="0">{}</pre>', "\n".join(lines))
+
+
+def plain(data: Any) -> SafeString:
+    """Plain data, to be read."""
+    return log(json.dumps(data, indent=2, ensure_ascii=False).splitlines())
 
 
 def folded(key: str, title: str, body: SafeString | str, *, opened: bool = False) -> SafeString:

@@ -11,9 +11,10 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from unfold.decorators import display
 
+from agent_client.profile.hidden import shown_profile
 from fleet.admin.base import MachineOwnedAdmin
 from fleet.admin.confirm import ask
-from fleet.admin.display import LABELS, badge, lasting, link, table, when
+from fleet.admin.display import LABELS, badge, lasting, link, plain, table, when
 from fleet.admin.page import Act, LivePage, Page, acts, sections
 from fleet.domain.states import CheckState, ReplicaState, RolloutState
 from fleet.domain.words import counted
@@ -163,8 +164,9 @@ def _changes(rollout: Rollout) -> SafeString | str:
     found = ProfileRevision.objects.filter(model=rollout.model, number__in=[rollout.origin, rollout.target])
     profiles = {each.number: each.profile for each in found}
     old, new = profiles.get(rollout.origin, {}), profiles.get(rollout.target, {})
+    old_shown, new_shown = shown_profile(old), shown_profile(new)
     names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name) and name != "env")
-    rows = [(name, _said(old.get(name)), _said(new.get(name))) for name in names]
+    rows = [(name, _said(old_shown.get(name)), _said(new_shown.get(name))) for name in names]
     if old.get("env") != new.get("env"):
         rows.append(("env", "", "changed"))  # values may be secrets
     return table(("field", f"revision {rollout.origin}", f"revision {rollout.target}"), rows)
@@ -190,6 +192,13 @@ class DryCheckAdmin(MachineOwnedAdmin):
     list_filter = ["state"]
     list_select_related = ["rollout__model", "node"]
     search_fields = ["node__name", "detail"]
+    exclude = ["spec"]
+    readonly_fields = ["shown_spec"]
+
+    @display(description="spec")
+    def shown_spec(self, check: DryCheck) -> SafeString:
+        spec: dict[str, Any] = check.spec
+        return plain(spec | {"profile": shown_profile(spec.get("profile") or {})})
 
     @display(description="state", ordering="state", label=LABELS)
     def shown_state(self, check: DryCheck) -> str:

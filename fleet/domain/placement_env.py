@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from agent_client.profile import EngineKind, Profile, SecretRef
+from agent_client.profile.hidden import looks_secret
 from fleet.domain.placement_types import Setting
 from fleet.domain.types import NodeView, PortView
 
@@ -61,7 +62,7 @@ def effective(profile: Profile, rows: Iterable[Setting]) -> tuple[Setting, ...]:
     """With the profile's own, which win; values of secrets are never here."""
     found = {row.name: row for row in rows}
     for name, value in profile.env.items():
-        secret = isinstance(value, SecretRef)
+        secret = isinstance(value, SecretRef) or looks_secret(name)
         origin = f"secret {value.name}" if isinstance(value, SecretRef) else "profile"
         found[name] = Setting(name=name, value="(secret)" if secret else str(value), origin=origin)
     return tuple(found[name] for name in sorted(found))

@@ -9,6 +9,7 @@ from django.utils import timezone
 
 from agent_client.engines import preview
 from agent_client.profile import Entry, Problem, ProfileError, parse_catalog, parse_entry
+from agent_client.profile.hidden import shown_profile
 from fleet import doorbell
 from fleet.domain.patch import merged
 from fleet.domain.states import ReplicaWish
@@ -212,16 +213,18 @@ def _columns(entry: Entry) -> dict[str, Any]:
 
 
 def _differences(model: CatalogModel, entry: Entry) -> tuple[str, ...]:
+    """In words for the history: without what is secret in a profile."""
     out = []
     for name, value in _columns(entry).items():
         before = getattr(model, name)
         if before == value:
             continue
+        old, new = (shown_profile(part) if name == "profile" and part else part for part in (before, value))
         if isinstance(before, dict) and isinstance(value, dict):
             keys = sorted(key for key in before.keys() | value.keys() if before.get(key) != value.get(key))
-            out += [f"{name}.{key}: {before.get(key)!r} → {value.get(key)!r}" for key in keys]
+            out += [f"{name}.{key}: {old.get(key)!r} → {new.get(key)!r}" for key in keys]
         else:
-            out.append(f"{name}: {before!r} → {value!r}")
+            out.append(f"{name}: {old!r} → {new!r}")
     return tuple(out)
 
 
