@@ -45,7 +45,8 @@ def too_old_a_form(request: HttpRequest, reason: str = "") -> HttpResponse:
 
 
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
-    return _answer(request, 404, "not_found", f"cannot find {request.path}: there is no such page")
+    hint = "/api/v1/ lists what is there" if _is_api(request.path) else ""
+    return _answer(request, 404, "not_found", f"cannot find {request.path}: there is no such page", hint)
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
