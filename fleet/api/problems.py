@@ -13,7 +13,7 @@ from rest_framework.views import exception_handler
 
 from fleet.services.errors import FleetError
 
-NOT_FOUND = {"model_unknown"}
+NOT_FOUND = {"model_unknown", "gone"}
 CONFLICTS = {"name_taken", "stale_transition"}
 KEY_HINT = (
     "send `Authorization: Bearer KEY` with a key that may manage: manage.py router_key NAME --manage makes one; "

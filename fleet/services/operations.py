@@ -22,14 +22,14 @@ NODE_DRAIN_SECONDS = 3600.0  # unless somebody says otherwise
 @transaction.atomic
 def cordon_node(*, node: Node, reason: str, actor: str) -> None:
     """Place nothing new there; what runs goes on."""
-    Node.objects.filter(pk=node.pk).update(schedulable=False, cordon_reason=reason[:500])
+    _there(node.name, Node.objects.filter(pk=node.pk).update(schedulable=False, cordon_reason=reason[:500]))
     record("node_cordoned", f"{node.name} cordoned" + (f": {reason}" if reason else ""), actor=actor, node_id=node.pk)
 
 
 @transaction.atomic
 def uncordon_node(*, node: Node, actor: str) -> None:
     fresh = {"schedulable": True, "cordon_reason": "", "drain_deadline_at": None, "damped_until": None, "returns": 0}
-    Node.objects.filter(pk=node.pk).update(**fresh)
+    _there(node.name, Node.objects.filter(pk=node.pk).update(**fresh))
     record("node_uncordoned", f"{node.name} uncordoned", actor=actor, node_id=node.pk)
     doorbell.ring_reconcile()
 
@@ -37,7 +37,8 @@ def uncordon_node(*, node: Node, actor: str) -> None:
 @transaction.atomic
 def cordon_gpu(*, gpu: Gpu, cordoned: bool, reason: str, actor: str) -> None:
     why = reason[:500] if cordoned else ""
-    Gpu.objects.filter(pk=gpu.pk).update(schedulable=not cordoned, cordon_reason=why, drain_deadline_at=None)
+    rows = Gpu.objects.filter(pk=gpu.pk)
+    _there(gpu.uuid, rows.update(schedulable=not cordoned, cordon_reason=why, drain_deadline_at=None))
     verb = "cordoned" if cordoned else "uncordoned"
     record(f"gpu_{verb}", f"{gpu.node.name} GPU {gpu.index} {verb}", actor=actor, node_id=gpu.node_id)
     doorbell.ring_reconcile()
@@ -48,7 +49,8 @@ def drain_node(*, node: Node, deadline_seconds: float, reason: str, actor: str, 
     """Cordon it and move its replicas away; each goes when its replacement is ready, or at the deadline."""
     deadline_at = now + _seconds(deadline_seconds)
     why = (reason or "it is drained")[:500]
-    Node.objects.filter(pk=node.pk).update(schedulable=False, cordon_reason=why, drain_deadline_at=deadline_at)
+    rows = Node.objects.filter(pk=node.pk)
+    _there(node.name, rows.update(schedulable=False, cordon_reason=why, drain_deadline_at=deadline_at))
     text = f"{node.name} is to be drained by {deadline_at:%Y-%m-%d %H:%M:%S} UTC" + (f": {reason}" if reason else "")
     record("node_drain", text, actor=actor, node_id=node.pk)
     doorbell.ring_reconcile()
@@ -71,7 +73,8 @@ def drain_gpu(*, gpu: Gpu, deadline_seconds: float, reason: str, actor: str, now
     """Cordon one card and move what uses it away, as a node's drain does."""
     deadline_at = now + _seconds(deadline_seconds)
     why = (reason or "it is drained")[:500]
-    Gpu.objects.filter(pk=gpu.pk).update(schedulable=False, cordon_reason=why, drain_deadline_at=deadline_at)
+    rows = Gpu.objects.filter(pk=gpu.pk)
+    _there(gpu.uuid, rows.update(schedulable=False, cordon_reason=why, drain_deadline_at=deadline_at))
     text = f"{gpu.node.name} GPU {gpu.index} is to be drained by {deadline_at:%Y-%m-%d %H:%M:%S} UTC"
     record("gpu_drain", text + (f": {reason}" if reason else ""), actor=actor, node_id=gpu.node_id)
     doorbell.ring_reconcile()
@@ -110,7 +113,8 @@ def set_wish(*, replica: Replica, wish: ReplicaWish, actor: str, now: datetime, 
     if replica.wish == ReplicaWish.REMOVE:
         raise FleetError("being_removed", f"cannot {wish} {replica.label}: it is being removed")
     deadline_at = now + _seconds(drain_seconds) if wish is ReplicaWish.STOP else None
-    Replica.objects.filter(pk=replica.pk).update(wish=wish, drain_deadline_at=deadline_at)
+    rows = Replica.objects.filter(pk=replica.pk).exclude(wish=ReplicaWish.REMOVE)
+    _there(replica.label, rows.update(wish=wish, drain_deadline_at=deadline_at))
     verb = "started" if wish is ReplicaWish.RUN else "drained and stopped" if drain_seconds else "stopped"
     kind = "started" if wish is ReplicaWish.RUN else "stopped"
     record(f"replica_{kind}_by_wish", f"{replica.label} is to be {verb}", actor=actor, replica_id=replica.pk)
@@ -131,9 +135,9 @@ def restart_replica(*, replica: Replica, actor: str, now: datetime, drain_second
     """Stop the running attempt and start the next; a wait after crashes is cut short."""
     if replica.wish != ReplicaWish.RUN:
         raise FleetError("not_running", f"cannot restart {replica.label}: it is not wished to run")
-    Replica.objects.filter(pk=replica.pk).update(
-        restart_requested=True, next_try_at=None, drain_deadline_at=now + _seconds(drain_seconds)
-    )
+    drain_deadline_at = now + _seconds(drain_seconds)
+    rows = Replica.objects.filter(pk=replica.pk, wish=ReplicaWish.RUN)
+    _there(replica.label, rows.update(restart_requested=True, next_try_at=None, drain_deadline_at=drain_deadline_at))
     record("replica_restart", f"{replica.label} is to be restarted", actor=actor, replica_id=replica.pk)
     doorbell.ring_reconcile()
 
@@ -144,6 +148,12 @@ def drain_time(replica: Replica) -> float:
         return float(parse_profile(replica.revision.profile).drain_timeout_seconds)
     except ProfileError:
         return DEFAULT_DRAIN_SECONDS
+
+
+def _there(name: str, changed: int) -> None:
+    """It was read a moment ago, and others act, too: what is gone by now has no event either."""
+    if changed != 1:
+        raise FleetError("gone", f"cannot change {name}: it was deleted, or is being removed, by now")
 
 
 def _seconds(given: float) -> timedelta:
