@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent_client.engines.causes import CAUSES, Cause
-from agent_client.engines.lines import Line, read_line, read_lines
+from agent_client.engines.lines import Line, collapsed, read_line, read_lines, says_nothing
 
 UNKNOWN = "unknown"
 NEAR_LINES = 60
+LAST_LINES = 200  # among which the last one that says something is looked for
 #: Ranks: 1 names the cause, 2 is a consequence that still tells, 3 says only who died.
 CAUSE, CONSEQUENCE, LAST_RESORT = 1, 2, 3
 
@@ -102,8 +103,13 @@ def exception_line(lines: Sequence[str]) -> str:
 
 
 def bare(line: str) -> str:
-    """A line without the prefix that the engine's logger gave it."""
-    return read_line(line).words.strip()
+    """A line without the prefix that the engine's logger gave it, and each long repetition told once."""
+    return collapsed(read_line(line).words.strip())
+
+
+def last_words(lines: Sequence[str]) -> str:
+    """The last line that says something, as `bare` tells it; "" where nothing was written."""
+    return bare(_last(tuple(read_lines(lines[-LAST_LINES:]))))
 
 
 def _since_it_served(lines: Sequence[Line]) -> _Hit | None:
@@ -147,7 +153,9 @@ def _exception(lines: Sequence[Line]) -> str:
 
 
 def _last(lines: Sequence[Line]) -> str:
-    return next((line.text for line in reversed(lines) if line.text), "")
+    """One that says something, if there is any near the end."""
+    telling = (line.text for line in reversed(lines[-LAST_LINES:]) if not says_nothing(line.words))
+    return next(telling, "") or next((line.text for line in reversed(lines) if line.text), "")
 
 
 def _fill(text: str, groups: dict[str, str]) -> str:

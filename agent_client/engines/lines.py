@@ -29,6 +29,10 @@ _PREFIXES = (
     # launchers that pass lines on: `ERROR | stderr | `, compose's `vllm-1  | `, ` | `
     r"(?:[A-Z]{4,8} \| )?std(?:err|out) \| ?|(?:[\w.-]{1,80} {0,20}| {1,4})\| ",
 )
+#: Of one line: nothing but the same few characters again and again, as a flood or a rule drawn across a page has it.
+_RUN = re.compile(r"(.{1,20}?)\1{15,}")
+_ALL_RUN = re.compile(r"(.{1,20}?)\1{15,}.{0,20}")
+
 _PREFIX = re.compile("|".join(f"(?:{pattern})" for pattern in _PREFIXES))
 
 
@@ -56,6 +60,16 @@ def read_line(raw: str) -> Line:
         who = match["who"] or who
         words = words[match.end() :]
     return Line(text=text.strip(), words=words.rstrip(), who=who)
+
+
+def collapsed(text: str) -> str:
+    """The same with each long repetition told once."""
+    return _RUN.sub(lambda match: f"{match[1] * 3}… (repeated)", text[:LONGEST])
+
+
+def says_nothing(text: str) -> bool:
+    """Whether it is one repetition from its beginning to its end, or blank."""
+    return not text.strip() or _ALL_RUN.fullmatch(text.strip()[:LONGEST]) is not None
 
 
 def read_lines(raw: Iterable[str]) -> Iterator[Line]:

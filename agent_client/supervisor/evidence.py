@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_client.engines import Miss, Probed
-from agent_client.engines.diagnosis import UNKNOWN, Diagnosis, ExitCause, bare, diagnose, exception_line
+from agent_client.engines.diagnosis import UNKNOWN, Diagnosis, ExitCause, bare, diagnose, exception_line, last_words
 from agent_client.machine import Failure
 from agent_client.profile import Problem
 from agent_client.protocol.states import FailureCode
@@ -114,7 +114,7 @@ def failure_of_start(
     if found.code != UNKNOWN:
         detail = f"cannot run {replica}: {late}: {found.sentence}{_told(found)}"
         return Failure(code=code, detail=detail, hint=found.hint)
-    last = next((bare(line) for line in reversed(lines) if line.strip()), "")
+    last = last_words(lines)
     told = f"its last line: {last[:LINE_TOLD]}" if last else "it wrote nothing"
     return Failure(code=code, detail=f"cannot run {replica}: {late}; {told}", hint=hint)
 
@@ -129,7 +129,7 @@ def of_card(replica: str, failure: Failure, card: str, hint: str) -> Failure:
 def failure_of_silence(replica: str, lines: Sequence[str], seconds: float, requests: int | None) -> Failure:
     """For an engine that runs, may say that it is healthy, and answers nobody."""
     inside = f" with {requests} requests in it" if requests else ""
-    last = next((bare(line) for line in reversed(lines) if line.strip()), "")
+    last = last_words(lines)
     told = f"; its last line: {last[:LINE_TOLD]}" if last else ""
     detail = f"cannot go on with {replica}: it made no token for {seconds:.0f} s{inside} and left 3 probes unanswered"
     hint = "look at its first and last lines; a hang in the driver shows in `dmesg`"
@@ -138,7 +138,7 @@ def failure_of_silence(replica: str, lines: Sequence[str], seconds: float, reque
 
 def failure_of_port(replica: str, lines: Sequence[str], port: int) -> Failure:
     """For an engine that was ready, lives, and is not to be reached any more."""
-    last = next((bare(line) for line in reversed(lines) if line.strip()), "")
+    last = last_words(lines)
     told = f"; its last line: {last[:LINE_TOLD]}" if last else ""
     detail = f"cannot go on with {replica}: it no longer listens on port {port}, while its process lives{told}"
     hint = "something told it to end, or its server ended without it: look at its last lines"

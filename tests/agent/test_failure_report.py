@@ -12,6 +12,7 @@ import pytest
 from agent_client import config
 from agent_client.engines import Miss, Probed
 from agent_client.engines.causes import NODE_LOCAL_CAUSES
+from agent_client.engines.diagnosis import bare
 from agent_client.profile import EngineKind, Problem
 from agent_client.protocol.codec import encode
 from agent_client.protocol.messages import ShardStatus
@@ -199,6 +200,28 @@ def test_output_is_read_across_a_rotation_and_within_bounds(tmp_path: Path) -> N
     assert read_output(path, most_bytes=30)[-2:] == ["old", "new \ufffd"]
     assert sum(map(len, read_output(path, most_bytes=30))) <= 30
     assert len(read_output(path, most_bytes=100)) == 3
+
+
+async def test_a_flood_is_no_reason_and_a_line_of_it_is_told_once(fail: Fail) -> None:
+    report = await fail("loading the model\n" + ("x" * 2_000 + "\n") * 100)
+    assert report.detail == "cannot run m/1: it exited with code 1; it wrote: loading the model"
+    report = await fail(("=-" * 500 + "\n") * 3, end="sys.exit(2)")
+    assert report.detail.endswith("it wrote: =-=-=-… (repeated)")
+    late = await fail("INFO ready soon\n" + "." * 900 + "\n", end="time.sleep(60)", start_timeout_seconds=1)
+    assert late.detail.endswith("its last line: INFO ready soon")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("ValueError: " + "A" * 900 + " is no dtype", "ValueError: AAA… (repeated) is no dtype"),
+        ("abcabc " * 40, "abcabc abcabc abcabc … (repeated)abcabc"),
+        ("-" * 10 + " done", "-" * 10 + " done"),
+        ("0123456789abcdefghij-not-the-same" * 9, "0123456789abcdefghij-not-the-same" * 9),
+    ],
+)
+def test_a_repetition_inside_a_line_is_told_once(text: str, told: str) -> None:
+    assert bare(text) == told
 
 
 def test_short_secrets_are_left_alone_and_long_ones_go_first() -> None:
