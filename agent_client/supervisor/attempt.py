@@ -3,7 +3,7 @@
 import hashlib
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ from agent_client.machine import Attempt, Limits
 from agent_client.profile import EngineKind, Profile
 from agent_client.protocol.codec import MessageError, read_part
 from agent_client.protocol.messages import ShardReport, ShardSpec
-from agent_client.supervisor import cgroup, processes
+from agent_client.supervisor import cgroup, processes, traces
+from agent_client.supervisor.ground import Ground
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,6 +34,7 @@ class Held:
     running: int | None = None
     waiting: int | None = None
     pids: set[int] = field(default_factory=set)  # every process that was ever seen of it
+    children: dict[int, int] = field(default_factory=dict)  # every descendant that was ever seen → its start time
     shared_memory: set[str] = field(default_factory=set)
 
     @property
@@ -51,13 +53,24 @@ class Held:
         """Its own, where one was permitted."""
         return Path(self.entry.cgroup) if self.entry is not None and self.entry.cgroup else None
 
-    def see(self, mark: str) -> list[int]:
+    def see(self, ground: Ground) -> list[int]:
         """The processes that are there now, and what must be looked for when they are gone. Reads /proc."""
         in_cgroup = cgroup.pids(self.cgroup) if self.cgroup is not None else set()
-        found = sorted(in_cgroup | set(processes.of_shard(mark, self.shard, self.epoch)))
+        ours = {pid for pid, label in ground.members().items() if label == self.label}
+        self.follow_children(ours)
+        children = {pid for pid, started in self.children.items() if processes.same_process(pid, started)}
+        found = sorted(in_cgroup | ours | children)
         self.pids.update(found)
         self.shared_memory.update(processes.shared_memory(found))
         return found
+
+    def follow_children(self, parents: Iterable[int] = ()) -> None:
+        """Who is a child now is known for ever, wherever it goes; a parent that is gone is nobody's any more."""
+        first = [self.entry.pid] if self.entry and processes.same_process(self.entry.pid, self.entry.start_time) else []
+        living = [pid for pid, started in self.children.items() if processes.same_process(pid, started)]
+        self.children = {pid: self.children[pid] for pid in living}
+        for pid in (*first, *living, *parents):
+            self.children |= traces.descendants(pid)
 
     def report(self, attempt: Attempt, now: float) -> ShardReport:
         entry = None if attempt.ended else self.entry

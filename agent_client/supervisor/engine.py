@@ -297,9 +297,10 @@ class Engine:
         while (state := self._state(held.epoch)) in LIVE:
             await asyncio.sleep(min(bounds.look, bounds.drain_look))
             now = time.monotonic()
+            await asyncio.to_thread(held.follow_children)
             if now >= see_at:
                 see_at = now + SEE_SECONDS
-                await asyncio.to_thread(held.see, self._ground.mark)
+                await asyncio.to_thread(held.see, self._ground)
             serves = state is ShardState.DRAINING or (state is ShardState.READY and now >= look_at)
             if held.spec.rank > 0 or not serves:
                 continue
@@ -319,7 +320,7 @@ class Engine:
         if number is signal.SIGKILL and held.cgroup is not None:
             cgroup.kill(held.cgroup)
         processes.signal_group(held.entry.pid, held.entry.start_time, number)
-        processes.signal_all(await asyncio.to_thread(held.see, self._ground.mark), number)
+        processes.signal_all(await asyncio.to_thread(held.see, self._ground), number)
 
     async def _until_empty(self, held: Held) -> None:
         pause = 0.02
@@ -336,7 +337,7 @@ class Engine:
 
     def _left(self, held: Held) -> str:
         """What is still there, in words; "" when nothing is. Cards are looked at when no process is left."""
-        pids = held.see(self._ground.mark)
+        pids = held.see(self._ground)
         if pids:
             return f"cannot end {held.spec.replica}: processes {', '.join(map(str, pids))} do not die"
         if held.entry is None or not held.entry.pid or not held.spec.gpus:

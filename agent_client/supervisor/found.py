@@ -49,5 +49,7 @@ def find(marked: Mapping[int, str]) -> dict[str, Found]:
             if started is None or (known is not None and known.start_time <= started):
                 continue
             port = int(processes.variable(pid, processes.PORT_VARIABLE) or 0)
+            if not port:
+                continue  # something that it started, without its environment
             out[label] = Found(shard=shard, epoch=int(epoch), pid=pid, start_time=started, port=port)
     return out

@@ -11,7 +11,7 @@ from agent_client.ledger import Ledger
 from agent_client.machine import Limits
 from agent_client.profile import Profile, Refusal
 from agent_client.protocol.messages import ShardReport, ShardSpec
-from agent_client.supervisor import cgroup, processes
+from agent_client.supervisor import cgroup, processes, traces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,8 @@ class Ground:
     def members(self) -> dict[int, str]:
         """Every process that belongs to this agent's engines → its "shard@epoch". Reads /proc."""
         in_cgroups = self.cgroups.marked() if self.cgroups is not None else {}
-        return in_cgroups | processes.marked(self.mark)
+        writers = traces.writers(self.config.state_dir / "logs")
+        return in_cgroups | writers | processes.marked(self.mark)
 
     async def strays(self, known: Callable[[], Collection[str]], *, starting: str = "") -> list[int]:
         """Marked processes of no known label. Asked after the look: what was started since is known by then.

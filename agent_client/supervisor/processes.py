@@ -44,10 +44,6 @@ def marked(mark: str) -> dict[int, str]:
     return out
 
 
-def of_shard(mark: str, shard: str, epoch: int) -> list[int]:
-    return sorted(pid for pid, label in marked(mark).items() if label == f"{shard}@{epoch}")
-
-
 def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):

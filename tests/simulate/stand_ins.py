@@ -119,6 +119,8 @@ def patched(world: "World") -> Iterator[None]:
             ("agent_client.app", "save_identity", on_its_disk(save_identity)),
             ("agent_client.supervisor.processes", "start_time", kernel.start_time),
             ("agent_client.supervisor.processes", "marked", kernel.marked),
+            ("agent_client.supervisor.traces", "writers", lambda folder: {}),
+            ("agent_client.supervisor.traces", "descendants", lambda pid: {}),
             ("agent_client.supervisor.processes", "signal_all", kernel.signal_all),
             ("agent_client.supervisor.processes", "signal_group", kernel.signal_group),
             (
