@@ -67,10 +67,10 @@ class Held:
     def follow_children(self, parents: Iterable[int] = ()) -> None:
         """Who is a child now is known for ever, wherever it goes; a parent that is gone is nobody's any more."""
         first = [self.entry.pid] if self.entry and processes.same_process(self.entry.pid, self.entry.start_time) else []
-        living = [pid for pid, started in self.children.items() if processes.same_process(pid, started)]
-        self.children = {pid: self.children[pid] for pid in living}
-        for pid in (*first, *living, *parents):
-            self.children |= traces.descendants(pid)
+        found = {pid: started for pid, started in self.children.items() if processes.same_process(pid, started)}
+        for pid in (*first, *tuple(found), *parents):
+            found |= traces.descendants(pid)
+        self.children = found  # whole: another thread may be reading the one before
 
     def report(self, attempt: Attempt, now: float) -> ShardReport:
         entry = None if attempt.ended else self.entry
