@@ -34,18 +34,24 @@ def descendants(pid: int) -> dict[int, int]:
     waiting = [pid]
     while waiting:
         for task in _tasks(waiting.pop()):
-            with contextlib.suppress(OSError):
-                for child in map(int, (task / "children").read_text(encoding="ascii").split()):
-                    started = processes.start_time(child)
-                    if started is not None and child not in out:
-                        out[child] = started
-                        waiting.append(child)
+            started = {child: processes.start_time(child) for child in _children(task)}
+            for child in _children(task):  # again: a number that went to a stranger meanwhile is not there any more
+                if (since := started.get(child)) is not None and child not in out:
+                    out[child] = since
+                    waiting.append(child)
     return out
 
 
 def _tasks(pid: int) -> list[Path]:
     try:
         return list((processes.PROC / str(pid) / "task").iterdir())
+    except OSError:
+        return []
+
+
+def _children(task: Path) -> list[int]:
+    try:
+        return [int(word) for word in (task / "children").read_text(encoding="ascii").split()]
     except OSError:
         return []
 
