@@ -4,7 +4,6 @@ Where an engine has no cgroup of its own these find what it started as a daemon.
 itself spawned was given that output, and a parent is the kernel's word at the moment of the look.
 """
 
-import contextlib
 import os
 from pathlib import Path
 
@@ -17,14 +16,16 @@ def writers(folder: Path) -> dict[int, str]:
     """Every process whose stdout or stderr is an engine's output in `folder` → its `shard@epoch`. Reads /proc."""
     prefix = f"{os.path.realpath(folder)}/"
     out: dict[int, str] = {}
-    for entry in processes.PROC.iterdir():
-        if not entry.name.isdecimal():
+    for name in os.listdir(processes.PROC):
+        if not name.isdecimal():
             continue
         for number in ("1", "2"):
-            with contextlib.suppress(OSError, ValueError):
-                target = os.readlink(entry / "fd" / number)
-                if target.startswith(prefix) and (label := _label(target)) and _appends(entry / "fdinfo" / number):
-                    out[int(entry.name)] = label
+            try:  # words, not Paths: it is asked of every process of the machine
+                target = os.readlink(f"{processes.PROC}/{name}/fd/{number}")
+                if target.startswith(prefix) and (label := _label(target)):
+                    out |= {int(name): label} if _appends(processes.PROC / name / "fdinfo" / number) else {}
+            except (OSError, ValueError):
+                continue
     return out
 
 
