@@ -46,7 +46,7 @@ def hear_flows(words: Iterable[FlowWord]) -> None:
             continue
         moved_at = now - timedelta(seconds=min(max(word.silent_seconds, 0.0), 86_400.0))
         if known == attempt:
-            moved_at = max(moved_at, known_at)
+            moved_at = max(moved_at, min(known_at, now))  # never ahead of a clock that was put back
         flows.append(Flow(replica_id=pk, attempt=attempt, in_flight=word.in_flight, moved_at=moved_at, seen_at=now))
     Flow.objects.bulk_create(
         flows,

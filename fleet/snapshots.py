@@ -12,6 +12,7 @@ from django.db.models import Exists, OuterRef, Q, QuerySet, TextField
 from django.db.models.functions import Cast, Now
 
 from agent_client.protocol.states import ENDED_SHARD_STATES, ShardState
+from fleet.domain import ages
 from fleet.domain.room import SnapshotRoom
 from fleet.domain.states import NodeStatus
 from fleet.domain.types import FleetSnapshot, GpuView, NodeView, PortView
@@ -121,7 +122,7 @@ def _nodes(
             schedulable=node.schedulable,
             cordon_reason=node.cordon_reason,
             draining=node.drain_deadline_at is not None,
-            unstable=node.status == NodeStatus.READY and (node.now - node.status_at) < SETTLED_AFTER,
+            unstable=node.status == NodeStatus.READY and _is_new(node),
             damped_seconds=max(0.0, (node.damped_until - node.now).total_seconds()) if node.damped_until else 0.0,
             silent_seconds=_silent(node),
             labels=node.labels,
@@ -134,6 +135,11 @@ def _nodes(
         )
         for node in rows
     )
+
+
+def _is_new(node: Any) -> bool:
+    since = ages.age(node.status_at, node.now)
+    return since is not None and since < SETTLED_AFTER
 
 
 def _files(scope: Collection[int] | None) -> Mapping[int, set[int]]:

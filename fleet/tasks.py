@@ -7,9 +7,9 @@ from datetime import timedelta
 
 from celery import shared_task
 from django.db.models import F
-from django.utils import timezone
 
 from agent_client.protocol.states import ENDED_SHARD_STATES
+from fleet import clock
 from fleet.domain.states import CommandState
 from fleet.models import AgentSession, Command, Event, Listener, Shard
 from fleet.services import liveness, reconciler
@@ -26,19 +26,19 @@ def reconcile(whole: bool = True) -> None:
     When another is under way, one more follows shortly: it may have read before the ring.
     """
     holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
-    if reconciler.run(holder=holder, now=timezone.now(), whole=whole) is None:
+    if reconciler.run(holder=holder, now=clock.now(), whole=whole) is None:
         reconcile.apply_async(kwargs={"whole": whole}, countdown=0.3, expires=10)
 
 
 @shared_task
 def judge_nodes() -> None:
-    liveness.run(now=timezone.now())
+    liveness.run()
 
 
 @shared_task
 def housekeeping() -> None:
     """Old rows go; nothing that is still open does."""
-    now = timezone.now()
+    now = clock.now()
     Event.objects.filter(at__lt=now - EVENTS_KEPT).delete()
     AgentSession.objects.filter(closed_at__lt=now - ENDED_KEPT).delete()
     Command.objects.filter(answered_at__lt=now - ENDED_KEPT).exclude(state=CommandState.OPEN).delete()

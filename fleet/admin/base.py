@@ -4,6 +4,7 @@ from typing import Any
 
 from django.contrib import messages
 from django.db.models import Model, QuerySet
+from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 from unfold.admin import ModelAdmin
@@ -17,6 +18,10 @@ class ServiceDeleteAdmin(OfferedLookups, ModelAdmin):
     """Deleting goes through a service, row by row, which may refuse; what goes with a row needs no permission."""
 
     delete_confirmation_template = "fleet/delete.html"
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        """Each row with the time of the database, which has stamped it."""
+        return super().get_queryset(request).annotate(database_now=Now())
 
     def delete_row(self, row: Any, actor: str) -> None:
         raise NotImplementedError

@@ -7,7 +7,6 @@ from django import forms
 from django.contrib import admin
 from django.db.models import Count, Prefetch, Q, QuerySet
 from django.http import HttpRequest
-from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from unfold.decorators import display
@@ -193,8 +192,8 @@ class CatalogModelAdmin(SeenAdmin, LivePage):
         return format_html_join(", ", "{}{}", told)
 
     @display(description="changed", ordering="updated_at")
-    def changed(self, model: CatalogModel) -> SafeString | str:
-        return when(model.updated_at, timezone.now())
+    def changed(self, model: Any) -> SafeString | str:
+        return when(model.updated_at, model.database_now)
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         return ["name"] if obj else []

@@ -5,10 +5,9 @@ from typing import Any
 from django.db.models import F
 from django.http import HttpRequest
 from django.urls import reverse
-from django.utils import timezone
 
 from agent_client.protocol.states import ShardState
-from fleet import snapshots
+from fleet import clock, snapshots
 from fleet.conf import fleet_conf
 from fleet.domain.overview import CardUse, overview
 from fleet.domain.states import NodeStatus
@@ -18,7 +17,7 @@ from fleet.services import liveness, rollouts
 
 def fill(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
     """unfold's DASHBOARD_CALLBACK. A fixed number of queries, whatever the size of the fleet."""
-    now = timezone.now()
+    now = clock.now()
     held = liveness.eviction_held()
     lost_after = None if held else fleet_conf().lost_after.total_seconds()
     context["fleet"] = overview(

@@ -6,12 +6,12 @@ from typing import Any
 from django.contrib import admin, messages
 from django.db.models import Count, Exists, OuterRef, Prefetch, Q, QuerySet
 from django.http import HttpRequest
-from django.utils import timezone
 from django.utils.html import strip_tags
 from django.utils.safestring import SafeString
 from unfold.decorators import display
 
 from agent_client.protocol.states import ENDED_SHARD_STATES
+from fleet import clock
 from fleet.admin import card, machine
 from fleet.admin.attempts import inside
 from fleet.admin.base import MachineOwnedAdmin
@@ -73,8 +73,8 @@ class NodeAdmin(LivePage, MachineOwnedAdmin):
         return node.agent_version
 
     @display(description="heard", ordering="last_seen_at")
-    def heard(self, node: Node) -> SafeString | str:
-        return when(node.last_seen_at, timezone.now()) if node.last_seen_at else "never"
+    def heard(self, node: Any) -> SafeString | str:
+        return when(node.last_seen_at, node.database_now) if node.last_seen_at else "never"
 
     def page(self, row: Node, now: datetime) -> Page:
         return machine.page(row, now)
@@ -93,7 +93,7 @@ class NodeAdmin(LivePage, MachineOwnedAdmin):
         ]
 
     def delete_row(self, row: Node, actor: str) -> None:
-        operations.delete_node(node=row, actor=actor, now=timezone.now())
+        operations.delete_node(node=row, actor=actor, now=clock.now())
 
     @admin.action(description="Cordon: place nothing new there", permissions=["change"])
     def cordon(self, request: HttpRequest, rows: QuerySet[Node]) -> None:
@@ -121,7 +121,7 @@ class NodeAdmin(LivePage, MachineOwnedAdmin):
         )
         if not isinstance(given, dict):
             return given
-        common = {**given, "actor": request.user.get_username(), "now": timezone.now()}
+        common = {**given, "actor": request.user.get_username(), "now": clock.now()}
         return self.each(request, rows, lambda n: operations.drain_node(node=n, **common), "is to be drained")
 
     @admin.action(description="Cancel the drain", permissions=["change"])
@@ -230,7 +230,7 @@ class GpuAdmin(LivePage, MachineOwnedAdmin):
         )
         if not isinstance(given, dict):
             return given
-        common = {**given, "actor": request.user.get_username(), "now": timezone.now()}
+        common = {**given, "actor": request.user.get_username(), "now": clock.now()}
         act = lambda gpu: operations.drain_gpu(gpu=gpu, **common)  # noqa: E731
         return self.each(request, rows.select_related("node"), act, "is to be drained")
 

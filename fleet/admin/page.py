@@ -5,9 +5,9 @@ from datetime import datetime
 from typing import Any
 
 from django.http import HttpRequest
-from django.utils import timezone
 from django.utils.safestring import SafeString
 
+from fleet import clock
 from fleet.admin.base import ServiceDeleteAdmin
 
 
@@ -49,7 +49,7 @@ class LivePage(ServiceDeleteAdmin):
         if row is not None and request.method == "POST":  # a refused form has filled it with what was typed
             row = self.get_object(request, str(row.pk))
         if row is not None:
-            now = timezone.now()
+            now = clock.now()
             page = self.page(row, now)
             may_act = self.has_change_permission(request, row)
             context["page"] = {

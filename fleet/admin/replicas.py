@@ -7,12 +7,12 @@ from typing import Any
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
-from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from unfold.decorators import display
 
 from agent_client.protocol.states import ENDED_SHARD_STATES
+from fleet import clock
 from fleet.admin import commands
 from fleet.admin.attempts import attempts, cards, inside, of_replica
 from fleet.admin.base import MachineOwnedAdmin
@@ -47,8 +47,8 @@ class ReplicaAdmin(LivePage, MachineOwnedAdmin):
         return replica.state
 
     @display(description="since", ordering="state_at")
-    def since(self, replica: Replica) -> SafeString | str:
-        return when(replica.state_at, timezone.now())
+    def since(self, replica: Any) -> SafeString | str:
+        return when(replica.state_at, replica.database_now)
 
     @display(description="wished", ordering="wish")
     def shown_wish(self, replica: Replica) -> str:
@@ -118,7 +118,7 @@ class ReplicaAdmin(LivePage, MachineOwnedAdmin):
 
     @admin.action(description="Try again now", permissions=["change"])
     def retry(self, request: HttpRequest, rows: QuerySet[Replica]) -> None:
-        actor, now = request.user.get_username(), timezone.now()
+        actor, now = request.user.get_username(), clock.now()
         self.each(
             request, rows, lambda r: operations.restart_replica(replica=r, actor=actor, now=now), "is tried again"
         )
@@ -138,12 +138,12 @@ class ReplicaAdmin(LivePage, MachineOwnedAdmin):
         )
         if not isinstance(given, dict):
             return given
-        seconds, who = given["deadline_seconds"], {"actor": request.user.get_username(), "now": timezone.now()}
+        seconds, who = given["deadline_seconds"], {"actor": request.user.get_username(), "now": clock.now()}
         return self.each(request, rows, lambda r: act(r, seconds, **who), done)
 
     def _wish(self, request: HttpRequest, rows: QuerySet[Replica], wish: ReplicaWish, done: str) -> None:
         actor = request.user.get_username()
-        act: Any = lambda r: operations.set_wish(replica=r, wish=wish, actor=actor, now=timezone.now())  # noqa: E731
+        act: Any = lambda r: operations.set_wish(replica=r, wish=wish, actor=actor, now=clock.now())  # noqa: E731
         self.each(request, rows, act, done)
 
 

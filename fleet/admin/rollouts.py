@@ -6,7 +6,6 @@ from typing import Any
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
-from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from unfold.decorators import display
@@ -61,8 +60,8 @@ class RolloutAdmin(LivePage, MachineOwnedAdmin):
         return rollout.state
 
     @display(description="began", ordering="created_at")
-    def began(self, rollout: Rollout) -> SafeString | str:
-        return when(rollout.created_at, timezone.now())
+    def began(self, rollout: Any) -> SafeString | str:
+        return when(rollout.created_at, rollout.database_now)
 
     def page(self, row: Rollout, now: datetime) -> Page:
         by = f" It was begun by {row.actor}." if row.actor else ""

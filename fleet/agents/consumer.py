@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from channels.generic.websocket import AsyncWebsocketConsumer
-from django.utils import timezone
 
 from agent_client import __version__
 from agent_client.protocol.messages import (
@@ -37,6 +36,7 @@ from agent_client.protocol.states import CloseCode
 from fleet.agents import auth
 from fleet.agents.database import AWAY, in_database
 from fleet.agents.pump import Delivery, pump
+from fleet.clock import at_now
 from fleet.conf import fleet_conf
 from fleet.services import commands, nodes, reports, rollouts
 from fleet.services.errors import FleetError
@@ -158,7 +158,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
             )
             return await self._refuse(CloseCode.VERSION, "protocol_unsupported", detail, hint)
         try:
-            admission = await in_database(nodes.register_node, message=message, remote=self._remote, now=timezone.now())
+            admission = await in_database(at_now, nodes.register_node, message=message, remote=self._remote)
         except FleetError as error:
             log.warning("agent.refused node=%s remote=%s code=%s", message.node_id, self._remote, error.code)
             return await self._refuse(CloseCode.REFUSED, error.code, error.detail, error.hint)
@@ -189,10 +189,10 @@ class AgentConsumer(AsyncWebsocketConsumer):
     async def _verify(self) -> None:
         assert self._admission
         await in_database(
+            at_now,
             nodes.verify_node,
             node_id=self._admission.node_id,
             session_id=self._admission.session_id,
-            now=timezone.now(),
         )
         self._verified = True
 
@@ -207,22 +207,22 @@ class AgentConsumer(AsyncWebsocketConsumer):
     async def _shard_status(self, message: ShardStatus) -> None:
         assert self._admission
         astray = await in_database(
+            at_now,
             reports.apply_shard_status,
             node_id=self._admission.node_id,
             session_id=self._admission.session_id,
             report=message.report,
-            now=timezone.now(),
         )
         await self._sync(astray)
 
     async def _report(self, message: Report) -> None:
         assert self._admission
         astray = await in_database(
+            at_now,
             reports.apply_whole_report,
             node_id=self._admission.node_id,
             session_id=self._admission.session_id,
             report=message,
-            now=timezone.now(),
         )
         await self._sync(astray)
 
@@ -234,6 +234,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
     async def _ack(self, message: Ack) -> None:
         assert self._admission
         await in_database(
+            at_now,
             reports.apply_answer,
             command_id=message.command,
             node_id=self._admission.node_id,
@@ -241,26 +242,25 @@ class AgentConsumer(AsyncWebsocketConsumer):
             accepted=message.accepted,
             code=message.code,
             detail=message.detail,
-            now=timezone.now(),
         )
 
     async def _checked(self, message: Checked) -> None:
         assert self._admission
         await in_database(
+            at_now,
             rollouts.answer_check,
             node_id=self._admission.node_id,
             session_id=self._admission.session_id,
             answer=message,
-            now=timezone.now(),
         )
 
     async def _skip_checks(self) -> None:
         assert self._admission
         await in_database(
+            at_now,
             rollouts.skip_checks,
             node_id=self._admission.node_id,
             session_id=self._admission.session_id,
-            now=timezone.now(),
         )
 
     async def _later(self, key: tuple[str, str], call: Callable[[], Awaitable[None]]) -> None:
@@ -343,9 +343,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
         pump().remove(self)
         reason = self._session.closed.reason if self._session.closed else "the listener is stopping"
         try:
-            await in_database(
-                nodes.close_session, session_id=self._admission.session_id, reason=reason, now=timezone.now()
-            )
+            await in_database(at_now, nodes.close_session, session_id=self._admission.session_id, reason=reason)
         except AWAY:
             log.warning("agent.close_unrecorded node=%s", self._name)
         log.info("agent.left node=%s session=%d reason=%s", self._name, self._admission.session_id, reason)

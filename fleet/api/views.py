@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from django.utils import timezone
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema, extend_schema_view
 from rest_framework.decorators import action
@@ -13,7 +12,7 @@ from rest_framework.response import Response
 from rest_framework.serializers import Serializer
 from rest_framework.viewsets import GenericViewSet, ViewSet
 
-from fleet import snapshots
+from fleet import clock, snapshots
 from fleet.api.serializers import (
     CordonRequest,
     DeadlineRequest,
@@ -166,7 +165,7 @@ class NodeViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Node]):
             deadline_seconds=given.get("deadline_seconds", operations.NODE_DRAIN_SECONDS),
             reason=given["reason"],
             actor=request.user.get_username(),
-            now=timezone.now(),
+            now=clock.now(),
         )
         return Response(NodeSerializer(self.get_object()).data)
 
@@ -189,7 +188,7 @@ class NodeViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Node]):
             deadline_seconds=given.get("deadline_seconds", operations.NODE_DRAIN_SECONDS),
             reason=given["reason"],
             actor=request.user.get_username(),
-            now=timezone.now(),
+            now=clock.now(),
         )
         return Response(NodeSerializer(self.get_object()).data)
 
@@ -218,14 +217,14 @@ class ReplicaViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Replica]
         """At once; `drain` lets requests end."""
         _checked(NoFields, request)
         actor = request.user.get_username()
-        operations.set_wish(replica=self.get_object(), wish=ReplicaWish.STOP, actor=actor, now=timezone.now())
+        operations.set_wish(replica=self.get_object(), wish=ReplicaWish.STOP, actor=actor, now=clock.now())
         return Response(ReplicaSerializer(self.get_object()).data)
 
     @action(detail=True, methods=["post"])
     def run(self, request: Request, uid: str) -> Response:
         _checked(NoFields, request)
         actor = request.user.get_username()
-        operations.set_wish(replica=self.get_object(), wish=ReplicaWish.RUN, actor=actor, now=timezone.now())
+        operations.set_wish(replica=self.get_object(), wish=ReplicaWish.RUN, actor=actor, now=clock.now())
         return Response(ReplicaSerializer(self.get_object()).data)
 
     @extend_schema(request=DeadlineRequest)
@@ -236,7 +235,7 @@ class ReplicaViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Replica]
             replica=self.get_object(),
             deadline_seconds=_checked(DeadlineRequest, request).get("deadline_seconds"),
             actor=request.user.get_username(),
-            now=timezone.now(),
+            now=clock.now(),
         )
         return Response(ReplicaSerializer(self.get_object()).data)
 
@@ -246,7 +245,7 @@ class ReplicaViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Replica]
         operations.restart_replica(
             replica=self.get_object(),
             actor=request.user.get_username(),
-            now=timezone.now(),
+            now=clock.now(),
             drain_seconds=_checked(DeadlineRequest, request).get("deadline_seconds", 0.0),
         )
         return Response(ReplicaSerializer(self.get_object()).data)

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from agent_client.profile import Profile
 from agent_client.protocol.states import FailureCode, ShardState
 from fleet.domain.actions import GiveUpShard
+from fleet.domain.ages import age
 from fleet.domain.types import ReplicaView, ShardView
 
 #: Before an engine runs. Checks read model files, which may lie on a slow disk.
@@ -55,11 +56,17 @@ def _phase(
             limit = max(PHASES[shard.state], by_profile)  # the model is fetched then
     if limit is None or shard.moved_at is None or shard.stalled_at is not None:
         return None
-    for_ = min(clock - shard.moved_at, heard_for)
+    for_ = _lasts(shard.moved_at, clock, heard_for)
     if for_ < limit:
         return None
     reason = f"{replica.label} rank {shard.rank} has been {shard.state} for {for_.total_seconds():.0f} s"
     return GiveUpShard(shard=shard.pk, code=FailureCode.START_TIMEOUT.value, reason=f"{reason} without progress")
+
+
+def _lasts(since: datetime, clock: datetime, heard_for: timedelta) -> timedelta:
+    """For how long it is known to be so; `since` a time that never came, all of the time in which it could be heard."""
+    found = age(since, clock)
+    return heard_for if found is None else min(found, heard_for)
 
 
 def _hung(
@@ -72,14 +79,15 @@ def _hung(
     """
     if shard.state not in OWING or shard.rank != 0 or shard.stalled_at is None:
         return None
-    for_ = min(clock - shard.stalled_at, heard_for)
+    for_ = _lasts(shard.stalled_at, clock, heard_for)
     flow = replica.flow
-    if for_ < hung_after or (flow is not None and clock - flow.moved_at < hung_after):
+    silent = None if flow is None else age(flow.moved_at, clock)
+    if for_ < hung_after or (silent is not None and silent < hung_after):
         return None
     reason = f"{replica.label} hangs: no sign of life for {for_.total_seconds():.0f} s"
-    if flow is not None and flow.in_flight and clock - flow.seen_at < FLOW_FRESH:
-        silent = (clock - flow.moved_at).total_seconds()
-        reason += f", and no token for {silent:.0f} s with {flow.in_flight} requests in flight"
+    told = None if flow is None else age(flow.seen_at, clock)
+    if flow is not None and silent is not None and flow.in_flight and told is not None and told < FLOW_FRESH:
+        reason += f", and no token for {silent.total_seconds():.0f} s with {flow.in_flight} requests in flight"
     elif for_ < BLIND:
         return None
     return GiveUpShard(shard=shard.pk, code=FailureCode.HUNG.value, reason=reason)

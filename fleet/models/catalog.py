@@ -2,6 +2,8 @@
 
 from django.db import models
 
+from fleet.models.stamps import stamped
+
 
 class CatalogModel(models.Model):
     """A servable model: either a profile (managed) or endpoints (router-only)."""
@@ -15,8 +17,8 @@ class CatalogModel(models.Model):
     revision = models.PositiveIntegerField(default=1, editable=False)  # number of the newest ProfileRevision
     stable_revision = models.PositiveIntegerField(default=1, editable=False)  # what replicas go back to
     leaving = models.BooleanField(default=False, editable=False)  # deleted: the row goes with its last replica
-    created_at = models.DateTimeField(auto_now_add=True)
-    updated_at = models.DateTimeField(auto_now=True)
+    created_at = stamped()
+    updated_at = stamped()
 
     class Meta:
         ordering = ["name"]
@@ -50,7 +52,7 @@ class ProfileRevision(models.Model):
     number = models.PositiveIntegerField()
     profile = models.JSONField()
     served_names = models.JSONField(default=list)
-    created_at = models.DateTimeField(auto_now_add=True)
+    created_at = stamped()
 
     class Meta:
         ordering = ["model_id", "-number"]

@@ -3,13 +3,14 @@
 from django.db import models
 
 from fleet.models.nodes import Node
+from fleet.models.stamps import stamped
 
 
 class Fabric(models.Model):
     """A named RDMA network. People name it in agent.yaml; it is never derived from a GID prefix."""
 
     name = models.CharField(max_length=100, unique=True)
-    created_at = models.DateTimeField(auto_now_add=True)
+    created_at = stamped()
 
     class Meta:
         ordering = ["name"]

@@ -6,6 +6,7 @@ from fleet.domain.states import CommandKind, CommandState, Severity
 from fleet.models.choices import choices, known
 from fleet.models.nodes import Node
 from fleet.models.replicas import Replica, Shard
+from fleet.models.stamps import stamped
 
 
 class Command(models.Model):
@@ -18,7 +19,7 @@ class Command(models.Model):
     revision = models.PositiveBigIntegerField()  # the node's desired revision that contains it
     reason = models.CharField(max_length=500, blank=True)
     answer = models.CharField(max_length=500, blank=True)
-    created_at = models.DateTimeField(auto_now_add=True)
+    created_at = stamped()
     answered_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:
@@ -41,7 +42,7 @@ class Command(models.Model):
 class Event(models.Model):
     """One line of the fleet's history. Written in the transaction of the change that it tells of."""
 
-    at = models.DateTimeField(auto_now_add=True, db_index=True)
+    at = stamped(db_index=True)
     kind = models.CharField(max_length=60, db_index=True)
     severity = models.CharField(max_length=8, choices=choices(Severity), default=Severity.INFO)
     text = models.TextField()

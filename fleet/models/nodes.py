@@ -6,6 +6,7 @@ from django.db import models
 
 from fleet.domain.states import NodeStatus
 from fleet.models.choices import choices, known
+from fleet.models.stamps import stamped
 
 
 class Node(models.Model):
@@ -17,7 +18,7 @@ class Node(models.Model):
 
     status = models.CharField(max_length=16, choices=choices(NodeStatus), default=NodeStatus.JOINING)
     status_reason = models.TextField(blank=True)
-    status_at = models.DateTimeField(auto_now_add=True)
+    status_at = stamped()
     schedulable = models.BooleanField(default=True)
     cordon_reason = models.CharField(max_length=500, blank=True)
     drain_deadline_at = models.DateTimeField(null=True, blank=True)
@@ -50,7 +51,7 @@ class Node(models.Model):
     last_seen_at = models.DateTimeField(null=True, blank=True)  # the database's clock
     desired_revision = models.PositiveBigIntegerField(default=0, editable=False)  # grows with each order
     applied_revision = models.PositiveBigIntegerField(default=0, editable=False)  # what the agent says it applied
-    created_at = models.DateTimeField(auto_now_add=True)
+    created_at = stamped()
 
     class Meta:
         ordering = ["name"]
@@ -67,7 +68,7 @@ class AgentSession(models.Model):
     remote = models.CharField(max_length=100, blank=True)
     instance_id = models.CharField(max_length=64, blank=True)
     boot_id = models.CharField(max_length=64, blank=True)
-    opened_at = models.DateTimeField(auto_now_add=True)
+    opened_at = stamped()
     closed_at = models.DateTimeField(null=True, blank=True)
     close_reason = models.CharField(max_length=500, blank=True)
 

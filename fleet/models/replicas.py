@@ -3,7 +3,6 @@
 import uuid
 
 from django.db import models
-from django.utils import timezone
 
 from agent_client.protocol.states import ENDED_SHARD_STATES, ShardState
 from fleet.domain.states import ReplicaState, ReplicaWish
@@ -11,6 +10,7 @@ from fleet.models.catalog import CatalogModel, ProfileRevision
 from fleet.models.choices import choices, known
 from fleet.models.inventory import Gpu
 from fleet.models.nodes import Node
+from fleet.models.stamps import stamped
 
 
 class Replica(models.Model):
@@ -22,7 +22,7 @@ class Replica(models.Model):
     revision = models.ForeignKey(ProfileRevision, on_delete=models.PROTECT, related_name="replicas")
     wish = models.CharField(max_length=8, choices=choices(ReplicaWish), default=ReplicaWish.RUN)
     state = models.CharField(max_length=16, choices=choices(ReplicaState), default=ReplicaState.PENDING)
-    state_at = models.DateTimeField(auto_now_add=True)
+    state_at = stamped()
     code = models.CharField(max_length=60, blank=True)  # reason of the state, for programs
     reason = models.TextField(blank=True)  # the same in one sentence
     explanation = models.JSONField(null=True, blank=True)  # the whole refusal of placement
@@ -40,7 +40,7 @@ class Replica(models.Model):
     replaces = models.ForeignKey(
         "self", null=True, blank=True, on_delete=models.SET_NULL, related_name="substitutes"
     )  # it takes over from that one as soon as it is ready
-    created_at = models.DateTimeField(default=timezone.now, editable=False)
+    created_at = stamped()
 
     class Meta:
         ordering = ["model__name", "number"]
@@ -75,7 +75,7 @@ class Shard(models.Model):
     node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="shards")
     epoch = models.PositiveIntegerField()
     state = models.CharField(max_length=16, choices=choices(ShardState), default=ShardState.ASSIGNED)
-    state_at = models.DateTimeField(auto_now_add=True)
+    state_at = stamped()
     wanted = models.BooleanField(default=True)  # in the node's desired state
     draining = models.BooleanField(default=False)
     drain_deadline_at = models.DateTimeField(null=True, blank=True)
@@ -98,7 +98,7 @@ class Shard(models.Model):
     waiting = models.PositiveIntegerField(null=True, blank=True)
     verdict_code = models.CharField(max_length=60, blank=True)  # why the control plane itself gave it up
     verdict = models.TextField(blank=True)
-    created_at = models.DateTimeField(auto_now_add=True)
+    created_at = stamped()
 
     class Meta:
         ordering = ["replica_id", "-epoch", "rank"]
@@ -148,7 +148,7 @@ class GpuClaim(models.Model):
 
     gpu = models.ForeignKey(Gpu, on_delete=models.CASCADE, related_name="claims")
     shard = models.ForeignKey(Shard, on_delete=models.CASCADE, related_name="claims")
-    claimed_at = models.DateTimeField(auto_now_add=True)
+    claimed_at = stamped()
     released_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:

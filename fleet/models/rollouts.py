@@ -6,6 +6,7 @@ from fleet.domain.states import CheckState, RolloutState
 from fleet.models.catalog import CatalogModel
 from fleet.models.choices import choices, known
 from fleet.models.nodes import Node
+from fleet.models.stamps import stamped
 
 
 class Rollout(models.Model):
@@ -15,10 +16,10 @@ class Rollout(models.Model):
     origin = models.PositiveIntegerField()  # numbers of revisions
     target = models.PositiveIntegerField()
     state = models.CharField(max_length=8, choices=choices(RolloutState), default=RolloutState.ROLLING)
-    state_at = models.DateTimeField(auto_now_add=True)
+    state_at = stamped()
     reason = models.TextField(blank=True)
     actor = models.CharField(max_length=150, blank=True)
-    created_at = models.DateTimeField(auto_now_add=True)
+    created_at = stamped()
 
     class Meta:
         ordering = ["-id"]
@@ -47,7 +48,7 @@ class DryCheck(models.Model):
     code = models.CharField(max_length=60, blank=True)
     detail = models.TextField(blank=True)
     hint = models.TextField(blank=True)
-    created_at = models.DateTimeField(auto_now_add=True)
+    created_at = stamped()
     answered_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.db import IntegrityError, transaction
-from django.utils import timezone
+from django.db.models.functions import Now
 
 from agent_client.engines import preview
 from agent_client.profile import Entry, Problem, ProfileError, parse_catalog, parse_entry
@@ -245,9 +245,7 @@ def _save(entry: Entry, actor: str, new: bool) -> bool:
         renewed = model.profile != columns["profile"] or model.aliases != columns["aliases"]
         revision = model.revision + 1 if renewed else model.revision
         before = model.stable_revision
-        CatalogModel.objects.filter(pk=model.pk).update(
-            revision=revision, leaving=False, updated_at=timezone.now(), **columns
-        )
+        CatalogModel.objects.filter(pk=model.pk).update(revision=revision, leaving=False, updated_at=Now(), **columns)
         model.refresh_from_db()
         record("model_changed", f"{entry.name}: {'; '.join(details) or 'wanted again'}", actor=actor)
     if renewed and entry.profile is not None:

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterable
 
 from django.db import IntegrityError, transaction
-from django.utils import timezone
+from django.db.models.functions import Now
 
 from fleet.models import Gpu, GpuClaim, Shard
 from fleet.services.errors import FleetError
@@ -22,7 +22,7 @@ def claim(shard: Shard, gpu_ids: Iterable[int]) -> None:
 
 def release(shard_id: int) -> int:
     """Let go of a shard's cards; how many they were."""
-    return GpuClaim.objects.filter(shard_id=shard_id, released_at__isnull=True).update(released_at=timezone.now())
+    return GpuClaim.objects.filter(shard_id=shard_id, released_at__isnull=True).update(released_at=Now())
 
 
 def hold_back(shard: Shard) -> None:

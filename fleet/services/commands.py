@@ -1,11 +1,11 @@
 """Orders to agents. A row first, in the transaction of the decision; delivery is the listener's and may be repeated."""
 
 from django.db.models import F
-from django.utils import timezone
+from django.db.models.functions import Now
 
 from agent_client.protocol.messages import Desired, DesiredShard, Drain, ShardSpec, Start, Stop
 from agent_client.protocol.states import ENDED_SHARD_STATES
-from fleet import doorbell
+from fleet import clock, doorbell
 from fleet.domain.states import CommandKind, CommandState
 from fleet.models import Command, GpuClaim, Node, Shard
 
@@ -16,9 +16,7 @@ def order(*, shard: Shard, kind: CommandKind, reason: str) -> Command:
     """Write an order within the caller's transaction; what it overtakes is dropped."""
     Node.objects.filter(pk=shard.node_id).update(desired_revision=F("desired_revision") + 1)
     revision = Node.objects.values_list("desired_revision", flat=True).get(pk=shard.node_id)
-    Command.objects.filter(shard=shard, state=CommandState.OPEN).update(
-        state=CommandState.DROPPED, answered_at=timezone.now()
-    )
+    Command.objects.filter(shard=shard, state=CommandState.OPEN).update(state=CommandState.DROPPED, answered_at=Now())
     shard.wanted = kind is not CommandKind.STOP
     shard.draining = kind is CommandKind.DRAIN
     shard.save(update_fields=["wanted", "draining"])
@@ -100,7 +98,7 @@ def answer(*, command_id: int, node_id: int, accepted: bool, detail: str) -> Com
     """Close an order with the agent's answer; None when it was not open any more."""
     state = CommandState.DONE if accepted else CommandState.REFUSED
     rows = Command.objects.filter(pk=command_id, node_id=node_id, state=CommandState.OPEN)
-    if rows.update(state=state, answer=detail[:500], answered_at=timezone.now()) != 1:
+    if rows.update(state=state, answer=detail[:500], answered_at=Now()) != 1:
         return None
     return Command.objects.select_related("shard").get(pk=command_id)
 
@@ -108,4 +106,4 @@ def answer(*, command_id: int, node_id: int, accepted: bool, detail: str) -> Com
 def _drain_seconds(shard: Shard) -> float:
     if shard.drain_deadline_at is None:
         return DEFAULT_DRAIN_SECONDS
-    return max(0.0, (shard.drain_deadline_at - timezone.now()).total_seconds())
+    return max(0.0, (shard.drain_deadline_at - clock.now()).total_seconds())

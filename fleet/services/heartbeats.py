@@ -7,6 +7,7 @@ from datetime import timedelta
 from django.db import transaction
 from django.db.models.functions import Now
 
+from fleet.domain import ages
 from fleet.domain.liveness import LISTENER_FRESH_SECONDS
 from fleet.domain.states import NodeStatus
 from fleet.models import Listener, Node
@@ -50,8 +51,21 @@ def flush(*, listener: str, first: bool, beats: Mapping[int, Beat]) -> list[int]
 
 
 def _listening(name: str, first: bool) -> None:
+    """A gap is also what a clock that was put forward or back makes of the time between two flushes."""
     row = Listener.objects.filter(name=name)
-    if not first and row.filter(seen_at__gte=Now() - LISTENER_FRESH).update(seen_at=Now()):
+    without_gap = row.filter(seen_at__gte=Now() - LISTENER_FRESH, seen_at__lte=Now() + ages.SLACK)
+    if not first and without_gap.update(seen_at=Now()):
         return
+    _put_back()
     if not row.update(started_at=Now(), seen_at=Now()):
         Listener.objects.create(name=name, started_at=Now(), seen_at=Now())
+
+
+def _put_back() -> None:
+    """What lies ahead of the clock was stamped before it was put back: such a listener has to tell of itself anew, such
+    a node was heard now, and nobody knows until when it was to be damped. Left alone, all would come true once more
+    when the clock has caught up."""
+    ahead = Now() + ages.SLACK
+    Listener.objects.filter(seen_at__gt=ahead).delete()
+    Node.objects.filter(last_seen_at__gt=ahead).update(last_seen_at=Now())
+    Node.objects.filter(returned_at__gt=ahead).update(damped_until=None)

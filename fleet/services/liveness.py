@@ -1,5 +1,6 @@
 """Applies liveness verdicts: unreachable, lost, and the brake that holds evictions when most of the fleet is silent."""
 
+import math
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -7,9 +8,9 @@ from django.db import transaction
 from django.db.models.functions import Now
 
 from agent_client.protocol.states import ENDED_SHARD_STATES, ShardState
-from fleet import doorbell
+from fleet import clock, doorbell
 from fleet.conf import fleet_conf
-from fleet.domain import flapping
+from fleet.domain import ages, flapping
 from fleet.domain.liveness import LISTENER_FRESH_SECONDS, Limits, NodeSilence, judge
 from fleet.domain.states import NodeStatus, Severity
 from fleet.models import Event, Listener, Node, Shard
@@ -20,9 +21,9 @@ from fleet.services.replicas import recompute
 from fleet.services.transitions import move_node, move_shard
 
 
-def run(*, now: datetime) -> None:
+def run() -> None:
     """Judge every node once."""
-    conf = fleet_conf()
+    now, conf = clock.now(), fleet_conf()
     limits = Limits(
         unreachable_after=conf.unreachable_after.total_seconds(),
         lost_after=conf.lost_after.total_seconds(),
@@ -49,12 +50,13 @@ def run(*, now: datetime) -> None:
 
 def _silences() -> list[NodeSilence]:
     rows: Any = Node.objects.filter(last_seen_at__isnull=False).annotate(now=Now())
+    # Of a clock that was put back its listeners know, too: silence counts from then on.
     return [
         NodeSilence(
             pk=node.pk,
             name=node.name,
             status=NodeStatus(node.status),
-            silent_seconds=(node.now - node.last_seen_at).total_seconds(),
+            silent_seconds=_seconds(node.last_seen_at, node.now, unknown=math.inf),
             accepted=node.loss_accepted,
         )
         for node in rows
@@ -64,8 +66,14 @@ def _silences() -> list[NodeSilence]:
 def hearing() -> tuple[datetime, datetime] | None:
     """The database's time, and since when by it agents could be heard without a gap; None when nothing listens."""
     rows: Any = Listener.objects.annotate(now=Now())
-    fresh = [row for row in rows if (row.now - row.seen_at).total_seconds() < LISTENER_FRESH_SECONDS]
+    fresh = [row for row in rows if _seconds(row.seen_at, row.now, unknown=math.inf) < LISTENER_FRESH_SECONDS]
     return (fresh[0].now, min(row.started_at for row in fresh)) if fresh else None
+
+
+def _seconds(at: datetime, now: datetime, *, unknown: float) -> float:
+    """How old a stamp is; `unknown`: where the clock was put back since."""
+    found = ages.age(at, now)
+    return unknown if found is None else found.total_seconds()
 
 
 def unheard_for(node: Node) -> timedelta:
@@ -74,7 +82,8 @@ def unheard_for(node: Node) -> timedelta:
     if found is None or node.last_seen_at is None:
         return timedelta(0) if found is None else timedelta.max
     now, since = found
-    return max(now - max(node.last_seen_at, since), timedelta(0))
+    silent = ages.age(node.last_seen_at, now)
+    return max(now - since if silent is None else min(silent, now - since), timedelta(0))
 
 
 def _listening_for() -> float | None:
@@ -87,8 +96,9 @@ def _newest(*kinds: str) -> Event | None:
 
 
 def _since(event: Event | None, now: datetime) -> float | None:
-    """Seconds since it was recorded."""
-    return None if event is None else max(0.0, (now - event.at).total_seconds())
+    """Seconds since it was recorded; None: never, or before the clock was put back, from when on all silence counts."""
+    found = None if event is None else ages.age(event.at, now)
+    return None if found is None else found.total_seconds()
 
 
 @transaction.atomic

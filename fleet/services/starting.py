@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from django.db.models import F
-from django.db.models.functions import Now
 
 from fleet import doorbell
 from fleet.domain.actions import StartReplica
@@ -91,8 +90,6 @@ def _shards(due: Sequence[StartReplica]) -> list[Shard]:
         )
         for action, part in parts
     )
-    # By the database's clock, by which lateness is judged.
-    Shard.objects.filter(pk__in=[shard.pk for shard in shards]).update(state_at=Now())
     claims = ((shard, gpu) for shard, (_, part) in zip(shards, parts, strict=True) for gpu in part.gpus)
     GpuClaim.objects.bulk_create(GpuClaim(gpu_id=gpu, shard=shard) for shard, gpu in claims)
     return shards

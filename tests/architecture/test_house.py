@@ -24,6 +24,13 @@ def test_state_is_written_through_the_one_door(path: Path) -> None:
             assert not STATE_COLUMNS & {keyword.arg for keyword in node.keywords}, f"{path}:{node.lineno}"
 
 
+@pytest.mark.parametrize("path", [p for p in SOURCES if "fleet" in p.parts], ids=lambda p: str(p.relative_to(ROOT)))
+def test_the_fleet_goes_by_the_databases_clock(path: Path) -> None:
+    """What one process stamps another ages: `fleet.clock` and `Now()` alone, no process's own clock."""
+    own = re.search(r"timezone\.now|datetime\.(utc)?now\(|\btime\.time\(|auto_now", path.read_text())
+    assert own is None, f"{path}: {own and own.group()}"
+
+
 @pytest.mark.parametrize(
     "name", ["requirements.txt", "requirements-agent.txt", "requirements-dev.txt", "requirements-demo.txt"]
 )

@@ -67,10 +67,10 @@ def test_a_damped_node_that_falls_silent_again_is_no_news_and_is_lost_all_the_sa
     now = timezone.now()
     Listener.objects.update(started_at=now - timedelta(hours=1), seen_at=now)
     Node.objects.update(last_seen_at=now - timedelta(seconds=400))
-    liveness.run(now=now)
+    liveness.run()
     assert Node.objects.get().status == NodeStatus.UNREACHABLE
     assert not Event.objects.filter(kind="node_unreachable").exists()
-    liveness.run(now=now)
+    liveness.run()
     assert Node.objects.get().status == NodeStatus.LOST
     assert Event.objects.filter(kind="node_lost").count() == 1
     told = len(news())

@@ -33,23 +33,23 @@ def silent_node() -> None:
 
 
 def test_a_silent_node_is_lost_while_somebody_listens(silent_node: None) -> None:
-    liveness.run(now=timezone.now())
+    liveness.run()
     assert Node.objects.get().status == NodeStatus.UNREACHABLE
-    liveness.run(now=timezone.now())
+    liveness.run()
     assert Node.objects.get().status == NodeStatus.LOST
 
 
 def test_after_a_gap_listening_begins_anew(silent_node: None) -> None:
     age(seen_at=timedelta(minutes=10))  # the database was away: nothing was written
     flush()
-    liveness.run(now=timezone.now())
+    liveness.run()
     assert Node.objects.get().status == NodeStatus.READY
     assert not Event.objects.filter(kind="node_unreachable").exists()
 
 
 def test_a_restarted_process_of_the_same_name_begins_anew(silent_node: None) -> None:
     flush(first=True)
-    liveness.run(now=timezone.now())
+    liveness.run()
     assert Node.objects.get().status == NodeStatus.READY
 
 

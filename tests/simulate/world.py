@@ -21,7 +21,7 @@ from agent_client.app import Agent
 from agent_client.config import AgentConfig
 from agent_client.engines import Miss, Probed
 from agent_client.profile import parse_entry
-from fleet import doorbell
+from fleet import clock, doorbell
 from fleet.agents import pump as pump_module
 from fleet.agents.consumer import AgentConsumer
 from fleet.domain.actions import StopShard
@@ -178,7 +178,7 @@ class World:
             due = self.loop.time() + RECONCILE_SECONDS if whole else due
             try:
                 if not self.database_away:
-                    reconciler.run(holder=f"worker-{id(self.worker)}-{number}", now=self.wall_now(), whole=whole)
+                    reconciler.run(holder=f"worker-{id(self.worker)}-{number}", now=clock.now(), whole=whole)
             except OperationalError:
                 pass  # the next tick looks anew
             except Died:
@@ -196,7 +196,7 @@ class World:
             if not self.database_away:
                 with contextlib.suppress(OperationalError):
                     before = self.statuses()
-                    liveness.run(now=self.wall_now())
+                    liveness.run()
                     for check in self.verdict_checks:
                         check(before)
 
