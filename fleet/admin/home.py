@@ -19,11 +19,12 @@ def fill(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
     """unfold's DASHBOARD_CALLBACK. A fixed number of queries, whatever the size of the fleet."""
     now = clock.now()
     held = liveness.eviction_held()
-    lost_after = None if held else fleet_conf().lost_after.total_seconds()
+    deaf = liveness.deaf()
+    lost_after = None if held or deaf else fleet_conf().lost_after.total_seconds()
     context["fleet"] = overview(
         snapshots.load(), now=now, loading=_loading(), lost_after=lost_after, failed=rollouts.failed()
     )
-    context["held"] = held
+    context["held"], context["deaf"] = held, deaf
     silent = Node.objects.filter(status=NodeStatus.UNREACHABLE)
     context["silent"] = silent.values_list("pk", flat=True).first() if held else None
     # For each kind of thing: where its buttons are pressed, for those who may.

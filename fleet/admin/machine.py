@@ -60,6 +60,8 @@ def _sentence(node: Node, now: datetime) -> SafeString:
 
 def _following(node: Node, now: datetime) -> SafeString | str:
     if node.status == NodeStatus.UNREACHABLE:
+        if liveness.deaf():
+            return "Its engines stay routable. No agent is heard now, so nothing is declared lost."
         if liveness.eviction_held():
             return "Its engines stay routable. Evictions are held, so it is not declared lost by itself."
         lost_at = (node.last_seen_at or now) + fleet_conf().lost_after

@@ -33,6 +33,8 @@ class Verdict:
     deaf: bool = False  # nothing is judged: we may be the silent ones
 
 
+#: The others are gone already, or nobody's to judge.
+JUDGED = (NodeStatus.JOINING, NodeStatus.READY, NodeStatus.UNREACHABLE)
 #: A listener that has not flushed for this long is not listening.
 LISTENER_FRESH_SECONDS = 5.0
 
@@ -53,11 +55,7 @@ def judge(
     """
     if listening_for is None or listening_for < limits.start_grace:
         return Verdict(deaf=True)
-    judged = [
-        replace(n, silent_seconds=min(n.silent_seconds, listening_for))
-        for n in nodes
-        if n.status in (NodeStatus.JOINING, NodeStatus.READY, NodeStatus.UNREACHABLE)
-    ]
+    judged = [replace(n, silent_seconds=min(n.silent_seconds, listening_for)) for n in nodes if n.status in JUDGED]
     silent = [n for n in judged if n.silent_seconds >= limits.unreachable_after]
     unreachable = tuple(n for n in silent if n.status is not NodeStatus.UNREACHABLE)
     calm_for = listening_for if since_hold is None else since_hold

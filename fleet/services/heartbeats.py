@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 from django.db import transaction
 from django.db.models.functions import Now
@@ -11,7 +12,7 @@ from fleet.domain import ages
 from fleet.domain.liveness import LISTENER_FRESH_SECONDS
 from fleet.domain.states import NodeStatus
 from fleet.models import Listener, Node
-from fleet.services import returns
+from fleet.services import liveness, returns
 
 LISTENER_FRESH = timedelta(seconds=LISTENER_FRESH_SECONDS)
 
@@ -56,7 +57,11 @@ def _listening(name: str, first: bool) -> None:
     without_gap = row.filter(seen_at__gte=Now() - LISTENER_FRESH, seen_at__lte=Now() + ages.SLACK)
     if not first and without_gap.update(seen_at=Now()):
         return
+    rows: Any = row.annotate(now=Now())
+    before = rows.first()
+    gap = None if before is None else ages.age(before.seen_at, before.now)
     _put_back()
+    liveness.hear_again(listener=name, gap=gap, restarted=first)
     if not row.update(started_at=Now(), seen_at=Now()):
         Listener.objects.create(name=name, started_at=Now(), seen_at=Now())
 

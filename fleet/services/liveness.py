@@ -11,7 +11,7 @@ from agent_client.protocol.states import ENDED_SHARD_STATES, ShardState
 from fleet import clock, doorbell
 from fleet.conf import fleet_conf
 from fleet.domain import ages, flapping
-from fleet.domain.liveness import LISTENER_FRESH_SECONDS, Limits, NodeSilence, judge
+from fleet.domain.liveness import JUDGED, LISTENER_FRESH_SECONDS, Limits, NodeSilence, judge
 from fleet.domain.states import NodeStatus, Severity
 from fleet.models import Event, Listener, Node, Shard
 from fleet.services import claims
@@ -46,6 +46,8 @@ def run() -> None:
         _lost(node, now)
     if not verdict.deaf and bool(verdict.held) != bool(_held(brake)):
         _brake(verdict.held)
+    if verdict.deaf and not deaf():
+        _tell_deaf(conf.unreachable_after)
 
 
 def _silences() -> list[NodeSilence]:
@@ -157,6 +159,39 @@ def eviction_held() -> str:
 
 def _held(brake: Event | None) -> str:
     return brake.text if brake is not None and brake.kind == _BRAKE_KINDS[0] else ""
+
+
+def deaf() -> str:
+    """The banner's sentence while no agent can be heard; empty otherwise."""
+    told = _newest(*_DEAF_KINDS)
+    return told.text if told is not None and told.kind == _DEAF_KINDS[0] else ""
+
+
+#: When the control plane hears no agent, and when it does again.
+_DEAF_KINDS = ("deaf_began", "deaf_ended")
+
+
+@transaction.atomic
+def _tell_deaf(after: timedelta) -> None:
+    """One event when nothing has listened for as long as a node would have to be silent, and there are nodes."""
+    rows: Any = Listener.objects.annotate(now=Now())
+    newest = rows.order_by("-seen_at").first()
+    silent = None if newest is None else ages.age(newest.seen_at, newest.now)
+    if silent is None or silent < after or not Node.objects.filter(status__in=JUDGED).exists():
+        return
+    text = f"the control plane hears no agent: no listener has written for {silent.total_seconds():.0f} s"
+    record("deaf_began", f"{text}; nothing is declared lost", severity=Severity.ERROR)
+
+
+def hear_again(*, listener: str, gap: timedelta | None, restarted: bool) -> None:
+    """A listener listens anew, within the caller's transaction. `gap`: since when it wrote nothing; None: not known,
+    for the database's clock was put back or it is new. A start needs no word unless it ends an outage that was told."""
+    long = gap is not None and gap >= fleet_conf().unreachable_after
+    if not deaf() and (restarted or not long):
+        return
+    since = f" ({listener} had written nothing for {gap.total_seconds():.0f} s)" if gap is not None and long else ""
+    text = f"agents are heard again{since}: silence counts from now on, and nothing was declared lost for it"
+    record("deaf_ended", text, severity=Severity.WARNING)
 
 
 #: When evictions begin to be held, and when that ends.
