@@ -84,7 +84,7 @@ class Kernel:
         self._judge_start(engine)
         self.processes[engine.pid] = engine
         if self._chance.random() < self.crash_share:
-            self._loop.call_later(self._chance.uniform(0.1, 4.0), self.exit, engine, 1)
+            self._loop.from_outside(self._loop.time() + self._chance.uniform(0.1, 4.0), self.exit, engine, 1)
         return Child(self, engine)
 
     def start_time(self, pid: int) -> int | None:
@@ -145,9 +145,9 @@ class Kernel:
         engine.told = True  # what becomes healthy after that was given up for good reason
         if number == signal.SIGKILL:
             wait = max(0.02, engine.stuck_until - self._loop.time())
-            self._loop.call_later(wait, self.exit, engine, -9)
+            self._loop.from_outside(self._loop.time() + wait, self.exit, engine, -9)
         elif not engine.deaf and engine.stuck_until < self._loop.time():
-            self._loop.call_later(self._chance.uniform(0.05, 1.5), self.exit, engine, 0)
+            self._loop.from_outside(self._loop.time() + self._chance.uniform(0.05, 1.5), self.exit, engine, 0)
 
     def _judge_start(self, engine: EngineProcess) -> None:
         for other in self.alive():

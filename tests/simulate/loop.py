@@ -1,7 +1,7 @@
 """An event loop whose time moves only when nothing is left to do, and which can drop a whole process at once.
 
 Everything that a simulated process scheduled carries its name in the context; once it is dead nothing of it runs
-again, not even a `finally`: that is what kill -9 means.
+again, not even a `finally`: that is what kill -9 means. One that is paused runs later, with all that came due.
 """
 
 import asyncio
@@ -16,12 +16,40 @@ class Process:
     def __init__(self, name: str, node: Any = None) -> None:
         self.name, self.node = name, node
         self.dead = False
+        self.paused = False  # as SIGSTOP does; what comes due is kept, and runs once it goes on
+        self.held: list[_Living] = []
         #: What would have run: kept, so that coroutines can be unwound at the very end, while the world stands still.
         self.dropped: list[Callable[[], Any]] = []
         self.tasks: list[asyncio.Task[Any]] = []  # kept: a collected coroutine would run its `finally`
 
 
 PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
+
+
+class _Living:
+    """A scheduled call of a process: nothing while that is dead, later while it is paused."""
+
+    __slots__ = ("args", "callback", "context", "handle", "process")
+
+    def __init__(self, callback: Callable[..., Any], process: Process, context: contextvars.Context) -> None:
+        self.callback, self.process, self.context = callback, process, context
+        self.handle: asyncio.Handle | None = None
+        self.args: tuple[Any, ...] = ()
+
+    def __call__(self, *args: Any) -> Any:
+        if self.process.dead:
+            self.process.dropped.append(lambda: self.callback(*args))
+            return None
+        if self.process.paused:
+            self.args = args
+            self.process.held.append(self)
+            return None
+        return self.callback(*args)
+
+    def again(self) -> None:
+        """What has been cancelled meanwhile, by what was due before it, is not called."""
+        if self.handle is None or not self.handle.cancelled():
+            self(*self.args)
 
 
 class Blocked(Exception):
@@ -60,11 +88,26 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:
         context = context or contextvars.copy_context()
-        return super().call_soon(_living(callback, context), *args, context=context)
+        callback = _living(callback, context)
+        return _held_by(callback, super().call_soon(callback, *args, context=context))
 
     def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:
         context = context or contextvars.copy_context()
-        return super().call_at(when, _living(callback, context), *args, context=context)
+        callback = _living(callback, context)
+        return _held_by(callback, super().call_at(when, callback, *args, context=context))
+
+    def go_on(self, process: Process) -> None:
+        """A paused process: all that came due is there at once, in its order."""
+        process.paused = False
+        held, process.held = process.held, []
+        for each in held:
+            super().call_soon(each.again, context=each.context)
+
+    def from_outside(self, when: float, callback: Any, *args: Any) -> Any:
+        """At a time, as the network's, a kernel's or the world's doing: whoever set it off may be dead by then."""
+        context = contextvars.copy_context()
+        context.run(PROCESS.set, None)
+        return self.call_at(when, callback, *args, context=context)
 
     def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> Any:
         return self.call_soon(callback, *args, context=context)
@@ -99,16 +142,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 def _living(callback: Any, context: contextvars.Context) -> Any:
     process = context.get(PROCESS)
-    if process is None:
-        return callback
+    return callback if process is None else _Living(callback, process, context)
 
-    def run(*args: Any) -> Any:
-        if not process.dead:
-            return callback(*args)
-        process.dropped.append(lambda: callback(*args))
-        return None
 
-    return run
+def _held_by(callback: Any, handle: Any) -> Any:
+    if isinstance(callback, _Living):
+        callback.handle = handle
+    return handle
 
 
 def _task(loop: Any, coroutine: Any, context: Any = None) -> asyncio.Task[Any]:

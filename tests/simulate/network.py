@@ -40,10 +40,10 @@ class Stream:
         self._last[way] = at
         if network.scramble and not isinstance(item, dict):
             if chance.random() < 0.15:
-                network.loop.call_at(at + chance.uniform(0.0, AGAIN_SECONDS), self._arrive, way, item)
+                network.loop.from_outside(at + chance.uniform(0.0, AGAIN_SECONDS), self._arrive, way, item)
             if chance.random() < 0.15:
                 at += chance.uniform(0.0, OVERTAKEN_SECONDS)  # overtaken by what comes after it
-        network.loop.call_at(at, self._arrive, way, item)
+        network.loop.from_outside(at, self._arrive, way, item)
 
     def _arrive(self, way: str, item: Any) -> None:
         if not self.open or self.deaf or self.network.parted(self.node):
@@ -57,7 +57,7 @@ class Stream:
         if self.open and not self.left:
             self.left = True
             last = max(self._last["server"], self.network.loop.time())
-            self.network.loop.call_at(last + (AGAIN_SECONDS if self.network.scramble else 1e-6), self.cut)
+            self.network.loop.from_outside(last + (AGAIN_SECONDS if self.network.scramble else 1e-6), self.cut)
 
     def cut(self, code: int = 1006, reason: str = "the connection ended") -> None:
         if self.open:
@@ -166,7 +166,7 @@ class Network:
                 stream.carry("agent", message["text"])
             elif message["type"] == "websocket.close":
                 stream.carry("agent", {"code": message["code"], "reason": message.get("reason", "")})
-                self.loop.call_later(2.0, stream.cut)
+                self.loop.from_outside(self.loop.time() + 2.0, stream.cut)
 
         try:
             await self.consumer()(scope, receive, send)

@@ -19,6 +19,7 @@ from fleet.domain.states import NodeStatus, ReplicaState, ReplicaWish, RolloutSt
 from fleet.models import CatalogModel, Event, GpuClaim, Node, Replica, Shard
 from fleet.services import operations
 from fleet.services.errors import FleetError
+from tests.simulate import hostile
 from tests.simulate.kernel import Broken, EngineProcess
 from tests.simulate.world import World
 
@@ -273,6 +274,12 @@ FAULTS: list[Fault] = [
     card_falls_off,
     ledger_is_lost,
     someone_acts,
+    hostile.agent_is_paused,
+    hostile.web_is_paused,
+    hostile.worker_is_paused,
+    hostile.worker_is_paused_between_decision_and_deed,
+    hostile.model_is_deleted,
+    hostile.node_is_deleted,
 ]
 
 
@@ -288,8 +295,13 @@ def heal(world: World) -> None:
         machine.disk_full = False
         machine.sick.clear()
         world.start_agent(machine)
+    world.pause_decided = None
+    for process in world.processes:
+        world.go_on(process)
     world.start_web()
     world.start_worker()
+    for machine in world.machines:
+        hostile.join_anew(world, machine)
 
 
 # -- what must hold --------------------------------------------------------------------------------------------------
@@ -313,7 +325,8 @@ class Judge:
         self._world = world
         self.wished: dict[str, dict[str, int]] = {}
         self.touched: dict[int, int] = {}  # replicas that someone stopped, started or restarted, at which attempt
-        self.excused: set[str] = set()  # nodes whose ledger was lost
+        self.excused: set[str] = set()  # nodes whose ledger was lost, or that were deleted
+        self.deleted: set[str] = set()  # nodes, by a person, who says so that nothing is there any more
         self._judged = 0
         self._cordoned: frozenset[int] = frozenset()  # nodes, at the last look
         self._newest_shard = 0
@@ -322,8 +335,9 @@ class Judge:
         new = {"replicas": 1, "cards": 1, "revision": 1, "nodes": 1, **self.wished.get(name, {}), **changes}
         if self._world.database_away or self._world.database_full:
             return
-        self.wished[name] = new
-        self._world.wish(name, **new)
+        with contextlib.suppress(FleetError):  # it is deleted, and still leaves
+            self._world.wish(name, **new)
+            self.wished[name] = new
 
     def look(self) -> None:
         """Engines that were told to end while they were healthy, one by one."""
@@ -363,8 +377,12 @@ class Judge:
         self._cordoned = cordoned
 
     def _judge_double(self, engine: EngineProcess, other: EngineProcess) -> None:
-        """One shard on two nodes: only where the older one's node was given up for lost."""
-        if not Event.objects.filter(kind="node_lost", node__name=other.node).exists():
+        """One shard on two nodes: only where that of the older attempt was given up for lost, or deleted.
+
+        That one may even be started last: by an agent that was paused with the order in its hands.
+        """
+        older = min(engine, other, key=lambda each: each.epoch).node
+        if older not in self.deleted and not Event.objects.filter(kind="node_lost", node__name=older).exists():
             raise Broken(f"{engine.node}: {engine.label} was started while {other.label} lives on {other.node}")
 
     def _judge_end(self, engine: EngineProcess) -> None:
@@ -431,6 +449,8 @@ def unsettled(world: World) -> str:
     if GpuClaim.objects.filter(released_at__isnull=True, shard__in=ended).exists():
         return "an ended shard holds cards"
     for model in CatalogModel.objects.all():
+        if model.leaving:
+            return f"{model.name} is deleted, and still there"
         kept = Replica.objects.filter(model=model).exclude(wish=ReplicaWish.REMOVE).count()
         if kept != model.replicas:
             return f"{model.name} has {kept} replicas, {model.replicas} are wished"

@@ -101,6 +101,7 @@ def patched(world: "World") -> Iterator[None]:
             ("fleet.doorbell", "_queue_reconcile", world.queue_reconcile),
             ("fleet.services.reconciler", "load_wishes", world.wishes),
             ("fleet.services.reconciler", "_do", world.do),
+            ("fleet.services.reconciler", "_carry_out", world.carry_out),
             ("agent_client.link", "connect", world.network.connect),
             ("agent_client.link", "time", time),
             ("agent_client.hardware.watch", "time", time),

@@ -72,12 +72,17 @@ class World:
         self.verdict_checks: list[Callable[[dict[int, str]], None]] = []  # given the nodes' statuses before a verdict
         self.log: list[str] = []
         self._rung: asyncio.Event | None = None
+        self.pause_decided: float | None = None  # for how long the next tick is paused, between decision and deed
         self._load, self._really_do = reconciler.load_wishes, reconciler._do
+        self._really_carry_out = reconciler._carry_out
         self.drained: set[int] = set()  # shards that were told to stop while a node of their replica was drained
         self._old_wishes: dict[bool, Any] = {}  # the last ones read, of either width
 
     def note(self, text: str) -> None:
         self.log.append(f"{self.loop.time() - 1000:7.2f} {text}")
+
+    def after(self, seconds: float, call: Callable[..., Any], *args: Any) -> None:
+        self.loop.from_outside(self.loop.time() + seconds, call, *args)
 
     # -- clocks ------------------------------------------------------------------------------------------------------
 
@@ -184,8 +189,39 @@ class World:
             except Died:
                 self._dying = False
                 self.kill_worker()
-                self.loop.call_later(self.chance.uniform(0.5, 5.0), self.start_worker)
+                self.after(self.chance.uniform(0.5, 5.0), self.start_worker)
                 await self.loop.create_future()
+
+    def pause(self, process: Process | None, seconds: float) -> None:
+        if process is not None and not process.dead and not process.paused:
+            self.note(f"{process.name} is paused")
+            process.paused = True
+            self.after(seconds, self.go_on, process)
+
+    def go_on(self, process: Process) -> None:
+        if process.paused and not self.over:
+            self.note(f"{process.name} goes on")
+            self.loop.go_on(process)
+
+    def carry_out(self, actions: Any, now: Any) -> int:
+        """Of one tick's decisions; where its worker is to be paused, in between: another one works on meanwhile."""
+        if self.pause_decided is None or not actions:
+            return self._really_carry_out(actions, now)
+        self.note(f"a worker is paused with {len(actions)} actions in hand")
+        self.after(self.pause_decided, self._carry_out_late, actions, now)
+        self.pause_decided = None
+        return 0
+
+    def _carry_out_late(self, actions: Any, now: Any) -> None:
+        if self.over or self.database_away:
+            return
+        self.note("what was decided long ago is done")
+        try:
+            self._really_carry_out(actions, now)
+        except OperationalError:
+            pass
+        except Died:
+            self._dying = False
 
     def statuses(self) -> dict[int, str]:
         return dict(Node.objects.order_by().values_list("pk", "status"))
@@ -210,7 +246,7 @@ class World:
         result = function(*args, **kwargs)
         if self.crash_share and self.chance.random() < self.crash_share:
             self.kill_web()
-            self.loop.call_later(self.chance.uniform(0.5, 5.0), self.start_web)
+            self.after(self.chance.uniform(0.5, 5.0), self.start_web)
             await self.loop.create_future()
         if self.lost_answers and self.chance.random() < self.lost_answers:
             raise OperationalError("simulated: the connection was lost before the answer")
@@ -225,7 +261,7 @@ class World:
 
     def publish(self, channel: str, payload: list[int]) -> None:
         if self.bus_up and channel == doorbell.NODES_CHANNEL:
-            self.loop.call_later(0.005, self._wake, payload)
+            self.after(0.005, self._wake, payload)
 
     def _wake(self, payload: list[int]) -> None:
         for pump in list(pump_module._pumps().values()):
@@ -303,6 +339,7 @@ class World:
         self.loop.set_exception_handler(lambda loop, context: None)
         for process in self.processes:
             process.dead = False
+            self.loop.go_on(process)
             for call in process.dropped:
                 self.loop.call_soon(call)
         tasks = asyncio.all_tasks(self.loop)
