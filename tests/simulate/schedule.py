@@ -27,7 +27,9 @@ TROUBLE_SECONDS = 45.0
 HEALING_SECONDS = 450.0  # longer than the longest pause after crashes
 
 
-async def story(world: World, faults: "Sequence[Fault] | None" = None) -> None:
+async def story(
+    world: World, faults: "Sequence[Fault] | None" = None, *, healing_seconds: float = HEALING_SECONDS
+) -> None:
     """One whole schedule; raises Broken. `faults`: these, where the seed is not to draw them."""
     judge = Judge(world)
     world.checks.append(judge.look)
@@ -41,7 +43,7 @@ async def story(world: World, faults: "Sequence[Fault] | None" = None) -> None:
     await world.sleep(world.chance.uniform(0.0, 12.0))
     await _trouble(world, judge, faults or world.chance.sample(FAULTS, k=world.chance.randint(2, 6)))
     heal(world)
-    await settle(world)
+    await settle(world, healing_seconds)
 
 
 # -- trouble ---------------------------------------------------------------------------------------------------------
@@ -406,9 +408,9 @@ class Judge:
         raise Broken(f"{engine.node}: the healthy {replica.label} ({engine.label}) was ended, and nothing asked for it")
 
 
-async def settle(world: World) -> None:
+async def settle(world: World, seconds: float) -> None:
     """Everything must become as wished, or say why not, within the healing time; and stay so."""
-    until = world.loop.time() + HEALING_SECONDS
+    until = world.loop.time() + seconds
     wrong = "nothing was looked at"
     while world.loop.time() < until:
         await world.sleep(2.0)
@@ -417,7 +419,7 @@ async def settle(world: World) -> None:
             await world.sleep(6.0)
             if not (wrong := unsettled(world)):
                 return
-    raise Broken(f"not settled after {HEALING_SECONDS:.0f} s: {wrong}")
+    raise Broken(f"not settled after {seconds:.0f} s: {wrong}")
 
 
 def unsettled(world: World) -> str:
