@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from itertools import groupby
 from typing import Any
 
+from django.core.exceptions import ObjectDoesNotExist
 from django.db import IntegrityError, transaction
 from django.db.models import Q
 
@@ -36,6 +37,9 @@ from fleet.services.liveness import hearing
 from fleet.wishes import load_wishes
 
 log = logging.getLogger(__name__)
+
+#: What an action ends with when the fleet has moved on since it was decided: a row is another's by now, or gone.
+_OVERTAKEN = (IntegrityError, FleetError, ObjectDoesNotExist)
 
 LEASE_SECONDS = 30.0
 #: After these there is nothing to decide before an agent has answered.
@@ -169,7 +173,7 @@ def _do_all(kind: type, actions: Sequence[Any], now: datetime) -> int:
     try:
         with transaction.atomic():
             done = _MASSES[kind](actions, now)
-    except (IntegrityError, FleetError) as error:
+    except _OVERTAKEN as error:
         # One of them lost a race: the others need not wait for the next tick.
         log.info("reconcile.one_by_one count=%d action=%s error=%s", len(actions), kind.__name__, error)
         return sum(_do(action, now) for action in actions)
@@ -182,7 +186,7 @@ def _do(action: Action, now: datetime) -> bool:
     try:
         with transaction.atomic():
             changed = effects.carry_out(action, now)
-    except (IntegrityError, FleetError) as error:
+    except _OVERTAKEN as error:
         log.info("reconcile.dropped action=%s error=%s", type(action).__name__, error)
         return False
     if changed:
