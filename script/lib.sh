@@ -14,7 +14,7 @@ tell_usage() {
 ensure_venv() {
   local python="${PYTHON:-python3}"
   "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "cannot set up: Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11" >&2; exit 1; }
-  [ -x .venv/bin/python ] || "$python" -m venv .venv
+  [ -x .venv/bin/python ] || { echo "making .venv …" && "$python" -m venv .venv; }
   install_once "$1" "$1"
 }
 

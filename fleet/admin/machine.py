@@ -196,8 +196,10 @@ def _shards(node: Node, now: datetime) -> SafeString | str:
 
 
 def _facts(node: Node, now: datetime) -> SafeString | str:
+    # Its agent looks all the time, tells what has changed, and with each heartbeat how old its last look is.
     stale = timedelta(seconds=node.inventory_stale_seconds or 0)
-    seen = when(node.inventory_at - stale, now) if node.inventory_at else "never"
+    told_at = max(filter(None, (node.inventory_at, node.last_seen_at)), default=None)
+    seen = when(told_at - stale, now) if node.inventory_at and told_at else "never"
     pairs = lambda given: ", ".join(f"{name} {value}".strip() for name, value in sorted(given.items()))  # noqa: E731
     rows: list[tuple[str, object]] = [
         ("last heard", when(node.last_seen_at, now) if node.last_seen_at else "never"),

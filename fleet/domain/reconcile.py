@@ -27,7 +27,7 @@ from fleet.domain.drain import live, stop, wind_down
 from fleet.domain.placement import Placement
 from fleet.domain.reasons import Refusal
 from fleet.domain.rendezvous import choose_port, last_port, ports_in_use
-from fleet.domain.rollout import Step, outdated, roll
+from fleet.domain.rollout import Step, dropped, outdated, roll
 from fleet.domain.room import UNTOLD, Room, TooNarrow
 from fleet.domain.states import ReplicaState, ReplicaWish, RolloutState
 from fleet.domain.types import FleetSnapshot, ModelView, ReplicaView
@@ -143,6 +143,9 @@ class _Tick:
         elif substitute.wish is not ReplicaWish.RUN:
             # Nor may it stand in the way of another one until the drain's deadline.
             yield self._remove(substitute, f"it was stopped before it took over from {old.label}")
+        elif not leaving and dropped(model, substitute):
+            # It may never become ready, and nothing else is replaced meanwhile.
+            yield self._remove(substitute, f"revision {substitute.revision} is wished no longer")
         elif substitute.state is ReplicaState.READY:
             paused = model.rollout is not None and model.rollout.state is RolloutState.PAUSED
             if leaving or not paused:

@@ -54,6 +54,12 @@ def outdated(model: ModelView, replica: ReplicaView) -> bool:
     return rollout.state is RolloutState.PAUSED or _heads_for(replica) != rollout.target
 
 
+def dropped(model: ModelView, substitute: ReplicaView) -> bool:
+    """Whether what it was to bring in is not what is brought in now."""
+    wished = model.stable if model.rollout is None else model.rollout.target
+    return _heads_for(substitute) != wished
+
+
 def _ended(rollout: RolloutView, replicas: list[ReplicaView]) -> EndRollout | None:
     for replica in replicas:
         if replica.revision == rollout.target and replica.failure:

@@ -65,7 +65,21 @@ def save_entry(entry: Entry, *, actor: str, new: bool = False) -> bool:
         with transaction.atomic():
             return _save(entry, actor, new)
     except IntegrityError:
-        raise FleetError("name_taken", f"cannot save {entry.name}: another model has that name or alias") from None
+        raise _taken(entry) from None
+
+
+def _taken(entry: Entry) -> FleetError:
+    """Which of its names has an owner, who may have gone meanwhile."""
+    rows = ServedName.objects.filter(name__in=(entry.name, *entry.aliases)).exclude(model__name=entry.name)
+    owner = rows.select_related("model").first()
+    if owner is None:
+        return FleetError("name_taken", f"cannot save {entry.name}: another model had one of its names", "try again")
+    name, model = owner.name, owner.model
+    text = f"cannot save {entry.name}: "
+    text += f"there is a model {name}" if name == model.name else f"{name} is an alias of the model {model.name}"
+    if model.leaving:
+        return FleetError("name_taken", f"{text}, which is being removed", "try again when its last replica has ended")
+    return FleetError("name_taken", text, f"choose another name, or take {name} from it first")
 
 
 @transaction.atomic
@@ -106,10 +120,15 @@ def roll_back(*, model: CatalogModel, actor: str) -> None:
     if model.profile is None:
         raise FleetError("no_rollout", f"cannot roll back {model.name}: it has endpoints, and no revisions")
     if model.stable_revision != model.revision:
+        there = not Replica.objects.filter(model=model).exclude(revision__number=model.stable_revision).exists()
+        where = (
+            f"are at revision {model.stable_revision} again"
+            if there
+            else f"go back to revision {model.stable_revision}"
+        )
         raise FleetError(
             "rollout_state",
-            f"cannot roll back {model.name}: revision {model.revision} has failed, and its replicas are at revision "
-            f"{model.stable_revision} again",
+            f"cannot roll back {model.name}: revision {model.revision} has failed, and its replicas {where}",
             "resume the rollout to try once more, or change the profile",
         )
     older = ProfileRevision.objects.filter(model=model, number__lt=model.revision).order_by("-number")

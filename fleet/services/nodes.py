@@ -15,7 +15,7 @@ from agent_client.protocol.messages import Desired, Register
 from fleet import doorbell
 from fleet.conf import fleet_conf
 from fleet.domain.states import NodeStatus, Severity
-from fleet.models import AgentSession, Node
+from fleet.models import AgentSession, Event, Node
 from fleet.services import inventory, liveness, returns
 from fleet.services.commands import desired_for
 from fleet.services.errors import FleetError
@@ -26,6 +26,8 @@ from fleet.services.transitions import move_node
 PAST_BOOTS_KEPT = 20
 #: Of a heartbeat under way, before a silent agent counts as gone.
 TAKEOVER_SLACK = timedelta(seconds=5)
+#: A machine that is refused the same name again and again is an event this often.
+SAME_REFUSAL = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +50,10 @@ def register_node(*, message: Register, remote: str, now: datetime) -> Admission
         # After the roll-back, so that the refusal is told although nothing else of it is kept.
         if error.code == "node_id_taken":
             node_id = Node.objects.filter(name=message.node_id).values_list("pk", flat=True).first()
-            record(error.code, error.detail, severity=Severity.WARNING, node_id=node_id)
+            data = {"from": _machine(remote)}
+            told = Event.objects.filter(kind=error.code, node_id=node_id, at__gt=now - SAME_REFUSAL, data=data)
+            if not told.exists():  # it tries again for ever
+                record(error.code, error.detail, severity=Severity.WARNING, node_id=node_id, data=data)
         raise
 
 
@@ -129,7 +134,13 @@ def _refuse_foreign(node: Node, message: Register, remote: str) -> None:
         reason = f"is in use by an agent that may be on its way back, silent for {silent.total_seconds():.0f} s"
         wait = math.ceil((needed - silent).total_seconds())
         hint += f"; an agent that has lost its state directory gets its name back by itself in {wait} s at the latest"
-    raise FleetError("node_id_taken", f"cannot register {node.name} from {remote}: that node_id {reason}", hint)
+    detail = f"cannot register {node.name} from {_machine(remote)}: that node_id {reason}"
+    raise FleetError("node_id_taken", detail, hint)
+
+
+def _machine(remote: str) -> str:
+    """Without the port, which is another one at each try."""
+    return remote.rpartition(":")[0] or remote
 
 
 def _quarantine(node: Node, remote: str) -> None:

@@ -21,10 +21,13 @@ def add_model() -> str | None:
     found = first_run.demo_model()
     if not CatalogModel.objects.exists():
         catalog.save_entry(catalog.read_entry(first_run.demo_entry(found)), actor="up")
-    row = CatalogModel.objects.filter(name__in=first_run.DEMO_NAMES, leaving=False).first()
+    rows = {row.name: row for row in CatalogModel.objects.filter(name__in=first_run.DEMO_NAMES, leaving=False)}
+    row = next((rows[name] for name in first_run.DEMO_NAMES if name in rows), None)
     if row is None:
         return None
-    if row.name == first_run.ECHO_NAME:
+    if row.name == first_run.ECHO_NAME and found is not None:
+        say("model:  the echo engine: it has no model")
+    elif row.name == first_run.ECHO_NAME:
         say("model:  the packages of the demo model are not installed, so the echo engine answers: it has no model")
     else:
         say(f"model:  {Path((row.profile or {}).get('model', row.name)).name} on this machine's CPU")

@@ -43,6 +43,11 @@ class _Whole(msgspec.Struct):
     usage: msgspec.Raw = _NONE
 
 
+#: Anthropic's `input_tokens` leaves out what came from the cache or went into it: all three make the prompt
+#: (platform.claude.com, "Prompt caching"). OpenAI's figures hold what was cached, and have no such names.
+_CACHED = ("cache_read_input_tokens", "cache_creation_input_tokens")
+_INPUT = ("input_tokens", *_CACHED)
+
 _event = msgspec.json.Decoder(_Event)
 _whole = msgspec.json.Decoder(_Whole)
 
@@ -56,7 +61,7 @@ def read_event(payload: bytes, facts: Facts) -> bool:
             facts.failed = True
         if kind == "message_start":
             inner = _usage_in(event.message)  # its output_tokens are a beginning, which message_delta replaces
-            note(facts, {"input_tokens": inner.get("input_tokens")} if isinstance(inner, dict) else None)
+            note(facts, {name: inner.get(name) for name in _INPUT} if isinstance(inner, dict) else None)
         else:
             note(facts, _usage_in(event.response))
         note(facts, usage)
@@ -79,6 +84,8 @@ def note(facts: Facts, usage: Any) -> None:
     if not isinstance(usage, dict):
         return
     prompt = _count(usage.get("prompt_tokens", usage.get("input_tokens")))
+    if prompt is not None:
+        prompt += sum(_count(usage.get(name)) or 0 for name in _CACHED)
     completion = _count(usage.get("completion_tokens", usage.get("output_tokens")))
     facts.prompt_tokens = facts.prompt_tokens if prompt is None else prompt
     facts.completion_tokens = facts.completion_tokens if completion is None else completion

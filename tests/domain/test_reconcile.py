@@ -319,6 +319,27 @@ def test_a_substitute_that_lost_its_node_and_fits_nowhere_else_does_not_hold_a_r
     assert made.models[1].stable == 2
 
 
+def test_a_failed_revision_s_substitute_ends_with_it_whatever_the_next_one_is() -> None:
+    """The old replica is at no wished revision either: it is still to be replaced, but not by what failed."""
+    made = serving(3)
+    made.roll_out(1, profile(max_model_len=4096))
+    while not any(each.revision == 2 and each.state is ReplicaState.READY for each in made.snapshot().replicas):
+        made.tick()
+        made.obey()  # one of two is at revision 2, and so is what is to take over from the other
+    made.bad.add(made.roll_out(1, profile(max_model_len=2048)))
+    failed = set[int]()
+    while not failed:
+        made.tick()
+        made.obey()
+        failed = {pk for pk, each in made.replicas.items() if each.revision == 3 and each.failure}
+    made.tick()  # what the next one replaces is over
+    target = made.roll_out(1, profile(max_model_len=1024))
+    made.settle()
+    assert not failed & made.replicas.keys()
+    assert [each.revision for each in made.replicas.values()] == [target] * 2
+    assert made.models[1].stable == target
+
+
 def test_a_node_that_refuses_ends_the_rollout_before_anything_is_touched() -> None:
     for cards in (2, 3):
         made = serving(cards)

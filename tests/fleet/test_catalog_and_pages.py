@@ -43,8 +43,9 @@ def test_export_and_apply_make_no_changes() -> None:
 def test_a_name_has_one_owner() -> None:
     catalog.apply_catalog(FILE, actor="t")
     entry = catalog.read_entry({"name": "other", "aliases": ["default"], "profile": {"engine": "echo"}})
-    with pytest.raises(FleetError, match="another model has that name"):
+    with pytest.raises(FleetError, match="cannot save other: default is an alias of the model qwen") as taken:
         catalog.save_entry(entry, actor="t")
+    assert taken.value.hint == "choose another name, or take default from it first"
 
 
 def test_every_problem_is_told_at_once() -> None:
@@ -163,7 +164,7 @@ def test_the_home_page_answers_first(admin_client: Client, django_assert_max_num
     model(tensor_parallel=4)
     tick()
     tick()
-    with django_assert_max_num_queries(20):
+    with django_assert_max_num_queries(21):
         page = admin_client.get(reverse("admin:index")).content.decode()
     assert "One thing needs you." in page
     assert "qwen/1 cannot be placed" in page

@@ -80,7 +80,7 @@ def test_a_dry_run_says_how_a_removal_is_asked_for(tmp_path: Path, verb: list[st
 def test_apply_is_whole_or_not_at_all(tmp_path: Path) -> None:
     taken: dict[str, Any] = {"name": "more", "aliases": ["new"], "endpoints": ["http://10.0.0.6:8000"]}
     CatalogModel.objects.filter(name="outside").update(leaving=True)  # its names are still its own
-    with pytest.raises(CommandError, match="another model has that name"):
+    with pytest.raises(CommandError, match="cannot save more: there is a model outside, which is being removed"):
         run(tmp_path, "apply", f"models: [{ECHO | {'replicas': 3}}, {taken | {'aliases': ['outside']}}]")
     assert CatalogModel.objects.get(name="echo").replicas == 1
 

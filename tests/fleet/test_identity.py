@@ -6,7 +6,7 @@ import pytest
 from django.db.models import F
 from django.utils import timezone
 
-from fleet.models import Listener, Node
+from fleet.models import Event, Listener, Node
 from fleet.services import nodes
 from fleet.services.errors import FleetError
 from tests.fleet.test_reconciler import ready_node, register
@@ -62,3 +62,15 @@ def test_another_machine_never_gets_it(away: nodes.Admission) -> None:
     Node.objects.update(last_seen_at=F("last_seen_at") - LONG)
     with pytest.raises(FleetError, match="belongs to another machine"):
         register(machine="another")
+
+
+def test_who_is_refused_again_and_again_is_one_event(away: nodes.Admission) -> None:
+    for remote in ("10.0.0.9:40001", "10.0.0.9:40002", "10.0.0.8:40001"):
+        with pytest.raises(FleetError, match=f"from {remote.partition(':')[0]}: that node_id belongs") as taken:
+            register(machine="another", remote=remote)
+        assert remote not in taken.value.detail  # the agent tells a new word once, and a port is new each time
+    assert Event.objects.filter(kind="node_id_taken").count() == 2
+    Event.objects.update(at=F("at") - LONG * 7)
+    with pytest.raises(FleetError):
+        register(machine="another", remote="10.0.0.9:40003")
+    assert Event.objects.filter(kind="node_id_taken").count() == 3

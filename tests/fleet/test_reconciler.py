@@ -35,7 +35,9 @@ def gpu(index: int, **fields: Any) -> dict[str, Any]:
     }
 
 
-def register(name: str = "gpu-01", *, cards: int = 2, boot: str = "boot-1", **fields: Any) -> nodes.Admission:
+def register(
+    name: str = "gpu-01", *, cards: int = 2, boot: str = "boot-1", remote: str = "127.0.0.1:1", **fields: Any
+) -> nodes.Admission:
     message = Register(
         protocol=1,
         agent_version="0.1.0",
@@ -49,7 +51,7 @@ def register(name: str = "gpu-01", *, cards: int = 2, boot: str = "boot-1", **fi
         engines={"vllm": ""},
         **fields,
     )
-    return nodes.register_node(message=message, remote="127.0.0.1:1", now=timezone.now())
+    return nodes.register_node(message=message, remote=remote, now=timezone.now())
 
 
 def ready_node(name: str = "gpu-01", **fields: Any) -> nodes.Admission:

@@ -21,6 +21,7 @@ from fleet.models import (
     Gpu,
     Listener,
     Node,
+    ProfileRevision,
     Replica,
     Rollout,
     Shard,
@@ -171,7 +172,11 @@ def test_rollouts_are_led_by_api(api: Client) -> None:
     assert api.post("/api/v1/models/qwen/resume/", content_type="application/json").json()["state"] == "rolling"
     assert api.post("/api/v1/models/qwen/rollback/", content_type="application/json").json()["state"] == "failed"
     assert api.get("/api/v1/models/qwen/rollout/").json()["reason"].startswith("rolled back by")
-    assert api.post("/api/v1/models/qwen/rollback/", content_type="application/json").status_code == 400
+    again = api.post("/api/v1/models/qwen/rollback/", content_type="application/json")
+    assert (again.status_code, "its replicas are at revision 1 again" in again.json()["detail"]) == (400, True)
+    Replica.objects.update(revision=ProfileRevision.objects.get(number=2))
+    again = api.post("/api/v1/models/qwen/rollback/", content_type="application/json")
+    assert "its replicas go back to revision 1" in again.json()["detail"]
 
 
 def test_after_a_finished_rollout_the_profile_before_comes_back_as_a_new_revision(api: Client) -> None:

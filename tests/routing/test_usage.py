@@ -27,6 +27,14 @@ MESSAGES = [
     {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 15}},
     {"type": "message_stop"},
 ]
+CACHED = [
+    {
+        "type": "message_start",
+        "message": {"usage": {"input_tokens": 1, "cache_read_input_tokens": 41, "cache_creation_input_tokens": None}},
+    },
+    {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "!"}},
+    {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 15}},
+]
 RESPONSES = [
     {"type": "response.created", "response": {"id": "r", "status": "in_progress", "error": None, "usage": None}},
     {"type": "response.output_text.delta", "delta": "Hi.delta"},
@@ -68,8 +76,12 @@ async def row(stage: Stage, path: str, **more: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("path", "told", "wanted"),
-    [("/v1/messages", MESSAGES, (25, 15)), ("/v1/responses", RESPONSES, (37, 11))],
-    ids=["messages", "responses"],
+    [
+        ("/v1/messages", MESSAGES, (25, 15)),
+        ("/v1/messages", CACHED, (42, 15)),
+        ("/v1/responses", RESPONSES, (37, 11)),
+    ],
+    ids=["messages", "cached", "responses"],
 )
 async def test_usage_of_a_stream(stage: Stage, path: str, told: Any, wanted: tuple[int, int]) -> None:
     await stage.engine(streamed(*events(*told)))
@@ -237,3 +249,20 @@ def test_an_answer_in_tiny_pieces_takes_no_more_memory_than_its_bytes(size: int)
     finally:
         tracemalloc.stop()
     assert held < 2 * 200_000
+
+
+@pytest.mark.parametrize(
+    ("usage", "prompt"),
+    [
+        ({"input_tokens": 3, "cache_read_input_tokens": 30, "cache_creation_input_tokens": 9}, 42),
+        ({"input_tokens": 42, "input_tokens_details": {"cached_tokens": 41}}, 42),
+        ({"prompt_tokens": 42, "prompt_tokens_details": {"cached_tokens": 41}}, 42),
+        ({"input_tokens": 42, "cache_read_input_tokens": "x"}, 42),
+    ],
+    ids=["messages", "responses", "chat", "no number"],
+)
+def test_what_came_from_the_cache_is_of_the_prompt_too(usage: dict[str, Any], prompt: int) -> None:
+    reader = WholeReader()
+    reader.feed(json.dumps({"usage": usage}).encode())
+    reader.finish()
+    assert reader.facts.prompt_tokens == prompt

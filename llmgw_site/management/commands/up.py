@@ -31,11 +31,11 @@ class Command(BaseCommand):
         parser.add_argument("--router", default="127.0.0.1:8080", metavar="HOST:PORT")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        web = _free(options["web"], "--web")
-        _free(options["router"], "--router")
         state: Path = settings.STATE_DIR
         state.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = _only_one(state)
+        lock = _only_one(state)  # before the ports: those of a run that goes on are taken, and that is not the point
+        web = _free(options["web"], "--web")
+        _free(options["router"], "--router")
         Path(settings.STATIC_ROOT).mkdir(exist_ok=True)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _interrupt)
