@@ -51,7 +51,9 @@ def register_node(*, message: Register, remote: str, now: datetime) -> Admission
         if error.code == "node_id_taken":
             node_id = Node.objects.filter(name=message.node_id).values_list("pk", flat=True).first()
             data = {"from": _machine(remote)}
-            told = Event.objects.filter(kind=error.code, node_id=node_id, at__gt=now - SAME_REFUSAL, data=data)
+            told = Event.objects.filter(
+                kind=error.code, at__gt=now - SAME_REFUSAL, data=data, node__name=message.node_id
+            )
             if not told.exists():  # it tries again for ever
                 record(error.code, error.detail, severity=Severity.WARNING, node_id=node_id, data=data)
         raise

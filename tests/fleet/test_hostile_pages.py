@@ -15,7 +15,7 @@ from routing.services import create_key
 from tests.fleet.test_reconciler import model, tick
 from tests.fleet.test_rollouts_and_drains import answer, serving
 
-pytestmark = [pytest.mark.django_db, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.django_db, pytest.mark.heavy, pytest.mark.timeout(240)]
 
 TABLES = {table._meta.label_lower: table for table in admin.site._registry}
 QUERY_VALUES = ("\0", "99999999999999999999", "-1", "٣")

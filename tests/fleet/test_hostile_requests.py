@@ -204,6 +204,7 @@ def test_the_walk_goes_everywhere(api: Client) -> None:
     assert len(changes(api)) > 18
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", UNREADABLE)
 def test_a_body_that_is_no_object_is_refused_everywhere(api: Client, name: str) -> None:
     for route in ROUTES:
@@ -231,12 +232,14 @@ def test_a_charset_changes_nothing(api: Client, charset: str) -> None:
     assert answer.status_code == 200
 
 
+@pytest.mark.heavy
 def test_odd_values_crash_nothing(api: Client) -> None:
     for method, at in changes(api):
         for value in ODD:
             ask(api, method, at, json.dumps(dict.fromkeys(FIELDS, value)).encode())
 
 
+@pytest.mark.heavy
 def test_odd_values_of_one_field_crash_nothing(api: Client) -> None:
     echo = {"name": "fz", "profile": {"engine": "echo", "gpus": 0}}
     node, replica = address("api/v1/nodes/%(name)s/"), address("api/v1/replicas/%(uid)s/")
@@ -270,6 +273,7 @@ def test_dates_at_the_ends_of_time_crash_nothing(api: Client, date: str) -> None
     ask(api, "POST", "/api/v1/keys/", json.dumps({"name": "fz", "expires_at": date}).encode())
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("route", ROUTES)
 def test_odd_queries_crash_nothing(api: Client, route: str) -> None:
     for query in QUERIES:
@@ -283,6 +287,7 @@ def test_odd_names_in_addresses_crash_nothing(api: Client, route: str) -> None:
             ask(api, method, address(route, name), b"{}")
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("route", ROUTES)
 def test_what_a_client_accepts_changes_no_problem(api: Client, route: str) -> None:
     for accept in ("text/html", "image/png", "nonsense", "application/yaml", "*/*;q=x", ""):

@@ -25,9 +25,12 @@ def test_a_query_that_is_not_known_is_refused_everywhere(api: Client, query: str
         if route in ELSEWHERE or ask(api, "GET", at).status_code != 200:
             continue
         told = ask(api, "GET", f"{at}?{query}")
-        assert (told.status_code, told.json()["code"]) == (400, "invalid"), at
-        assert query.partition("=")[0].replace("%00", "\0") in told.json()["errors"], at
         asked += 1
+        if "%00" in query:  # wherever it stands
+            assert (told.status_code, told.json()["code"]) == (400, "parse_error"), at
+            continue
+        assert (told.status_code, told.json()["code"]) == (400, "invalid"), at
+        assert query.partition("=")[0] in told.json()["errors"], at
     assert asked > 8
 
 

@@ -7,7 +7,7 @@ import random
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from datetime import datetime
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -170,9 +170,7 @@ def _clock(now: Callable[[], datetime]) -> Iterator[None]:
     made = []
 
     def set_clock(connection: Any, **_: Any) -> None:
-        connection.connection.create_function(
-            "strftime", 2, lambda text, what: now().strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
-        )
+        _tell_time(connection, now)
         made.append(connection)
 
     connection_created.connect(set_clock)
@@ -185,7 +183,12 @@ def _clock(now: Callable[[], datetime]) -> Iterator[None]:
         connection_created.disconnect(set_clock)
         for each in made:
             if each.connection is not None:
-                each.connection.create_function("strftime", 2, None)
+                # SQLite's own function can't be had back: taken away, ours would leave one that fails.
+                _tell_time(each, lambda: datetime.now(UTC))
+
+
+def _tell_time(connection: Any, now: Callable[[], datetime]) -> None:
+    connection.connection.create_function("strftime", 2, lambda text, what: now().strftime("%Y-%m-%d %H:%M:%S.%f")[:-3])
 
 
 @contextlib.contextmanager

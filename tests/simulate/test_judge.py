@@ -23,14 +23,14 @@ HEALING_SECONDS = 100.0  # what is broken for good takes all of it
 
 #: Mistake, and what brings it to light.
 QUICK: list[tuple[Mistake, list[Fault]]] = [
-    (faulty.an_engine_is_gone_before_it_is, [schedule.engines_do_not_die, schedule.someone_acts]),
     (faulty.nothing_is_adopted, [schedule.agent_dies]),
     (faulty.healthy_engines_are_restarted_with_the_agent, [schedule.agent_dies]),
-    (faulty.silence_is_loss_at_once, [schedule.node_is_cut_off]),
     (faulty.no_outage_is_held, [schedule.node_is_cut_off]),
-    (faulty.a_replaced_engine_holds_no_cards, [schedule.node_is_cut_off, schedule.agent_dies]),
 ]
 SLOW: list[tuple[Mistake, list[Fault]]] = [
+    (faulty.a_replaced_engine_holds_no_cards, [schedule.node_is_cut_off, schedule.agent_dies]),
+    (faulty.silence_is_loss_at_once, [schedule.node_is_cut_off]),
+    (faulty.an_engine_is_gone_before_it_is, [schedule.engines_do_not_die, schedule.someone_acts]),
     (faulty.cards_are_free_before_they_are_empty, [schedule.engines_do_not_die, schedule.someone_acts]),
     (faulty.a_stop_is_answered_and_forgotten, [schedule.someone_acts]),
     (faulty.one_replica_is_overlooked, [schedule.engine_dies]),

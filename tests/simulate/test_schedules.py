@@ -25,7 +25,7 @@ def happened(seed: int) -> list[tuple[object, ...]]:
         return list(Event.objects.order_by("id").values_list("at", "kind", "text"))
 
 
-@pytest.mark.parametrize("first", range(0, 15, 5))
+@pytest.mark.parametrize("first", range(0, 10, 5))
 def test_trouble_breaks_no_promise_and_the_wish_comes_true(first: int) -> None:
     for seed in range(first, first + 5):
         happened(seed)
@@ -35,12 +35,12 @@ def test_trouble_breaks_no_promise_and_the_wish_comes_true(first: int) -> None:
 @pytest.mark.parametrize(
     "first",
     [
-        *(pytest.param(first, marks=pytest.mark.heavy) for first in range(15, 150, 15)),
-        *(pytest.param(first, marks=pytest.mark.long) for first in range(150, 300, 15)),
+        *(pytest.param(first, marks=pytest.mark.heavy) for first in range(10, 80, 10)),
+        *(pytest.param(first, marks=pytest.mark.long) for first in range(80, 300, 10)),
     ],
 )
 def test_much_trouble_breaks_no_promise(first: int) -> None:
-    for seed in range(first, first + 15):
+    for seed in range(first, first + 10):
         happened(seed)
 
 

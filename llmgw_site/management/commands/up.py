@@ -20,6 +20,8 @@ from llmgw_site.up.bus import NoBus, private_folder, server_argv, socket_path
 from llmgw_site.up.children import Child, Children, say
 from llmgw_site.up.web import daphne_argv
 
+LOCK = "up.lock"
+
 
 class Command(BaseCommand):
     help = "Run everything: bus, web, Celery worker and beat, router, and a local agent with a small model."
@@ -32,10 +34,12 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         state: Path = settings.STATE_DIR
-        state.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = _only_one(state)  # before the ports: those of a run that goes on are taken, and that is not the point
+        if (state / LOCK).is_file():
+            os.close(_only_one(state))  # before the ports: those of a run that goes on are taken by it
         web = _free(options["web"], "--web")
         _free(options["router"], "--router")
+        state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = _only_one(state)
         Path(settings.STATIC_ROOT).mkdir(exist_ok=True)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _interrupt)
@@ -93,7 +97,7 @@ def _tell_keys(state: Path, new_key: str) -> None:
 
 def _only_one(state: Path) -> int:
     """The lock of the state folder, held until this process ends; two would share one database and one socket."""
-    handle = os.open(state / "up.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    handle = os.open(state / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
