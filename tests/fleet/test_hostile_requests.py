@@ -239,7 +239,7 @@ def test_odd_values_crash_nothing(api: Client) -> None:
             ask(api, method, at, json.dumps(dict.fromkeys(FIELDS, value)).encode())
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_odd_values_of_one_field_crash_nothing(api: Client) -> None:
     echo = {"name": "fz", "profile": {"engine": "echo", "gpus": 0}}
     node, replica = address("api/v1/nodes/%(name)s/"), address("api/v1/replicas/%(uid)s/")
