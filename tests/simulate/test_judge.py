@@ -62,8 +62,8 @@ def broken_in(seed: int, faults: Sequence[Fault]) -> str:
     ("mistake", "faults"),
     [
         *(pytest.param(*row, id=row[0].__name__) for row in QUICK),
-        *(pytest.param(*row, id=row[0].__name__, marks=pytest.mark.heavy) for row in SLOW[:6]),
-        *(pytest.param(*row, id=row[0].__name__, marks=pytest.mark.long) for row in SLOW[6:]),
+        *(pytest.param(*row, id=row[0].__name__, marks=pytest.mark.heavy) for row in SLOW[:3]),
+        *(pytest.param(*row, id=row[0].__name__, marks=pytest.mark.long) for row in SLOW[3:]),
     ],
 )
 def test_a_mistake_is_found(mistake: Mistake, faults: Sequence[Fault], monkeypatch: pytest.MonkeyPatch) -> None:
