@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -132,6 +133,13 @@ class House:
             self.processes[name].kill()
         for name in names:
             self.processes.pop(name).wait()
+        if "router" in names:  # its children hear of it by a signal: until then they would answer for a new router
+            wait_for(lambda: not self.is_listening(self.router_port), "the router's children to end")
+
+    @staticmethod
+    def is_listening(port: int) -> bool:
+        with socket.socket() as asked:
+            return asked.connect_ex(("127.0.0.1", port)) == 0
 
     def close(self) -> None:
         for name in reversed(list(self.processes)):
