@@ -11,8 +11,9 @@ import pytest
 from fleet.domain.states import NodeStatus
 from fleet.models import Node, Replica
 from tests.simulate.loop import PROCESS, Process, VirtualLoop
+from tests.simulate.schedule import story as trouble
 from tests.simulate.test_faults import _database_in_the_loop, begin, tell, until  # noqa: F401  (its fixture serves here too)
-from tests.simulate.world import World
+from tests.simulate.world import World, world
 
 
 @pytest.mark.django_db(transaction=True)
@@ -92,3 +93,21 @@ def _owned(process: Process, call: Callable[[], Any], seconds: float = 1.0) -> a
     context = contextvars.copy_context()
     context.run(PROCESS.set, process)
     return asyncio.get_running_loop().call_later(seconds, call, context=context)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_what_a_tick_keeps_from_the_last_one_is_what_it_would_read(seed: int) -> None:
+    with world(seed) as each:
+        kept, wishes = 0, each.wishes
+
+        def compared(*, unsettled_only: bool = False) -> Any:
+            nonlocal kept
+            if each._read_at.get(unsettled_only) == each.changes:
+                kept += 1
+                assert each._old_wishes[unsettled_only] == each._load(unsettled_only=unsettled_only)
+            return wishes(unsettled_only=unsettled_only)
+
+        each.wishes = compared  # type: ignore[method-assign]
+        each.run(trouble)
+    assert kept > 5
