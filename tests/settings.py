@@ -13,3 +13,6 @@ for _name in ("LLMGW_REDIS_URL",):
     os.environ.pop(_name, None)
 
 from llmgw_site.settings import *  # noqa: E402, F403
+
+# Hundreds of tests make an operator; the real hash takes half a second each, and is Django's own.
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
