@@ -22,6 +22,7 @@ from agent_client.protocol.messages import Desired
 from agent_client.protocol.states import ShardState
 from agent_client.supervisor import cgroup, processes
 from tests.agent.test_agent import Node, order
+from tests.support.examples import examples
 
 
 @pytest.fixture
@@ -245,7 +246,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Node, in
 
 
 @given(data=st.data())
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_ledger_with_a_right_checksum_is_read_and_loses_no_engine(
     running: tuple[Node, int, dict[str, Any]], data: st.DataObject
 ) -> None:

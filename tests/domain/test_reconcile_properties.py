@@ -12,6 +12,7 @@ from fleet.domain.settled import unsettled
 from fleet.domain.states import NodeStatus, ReplicaState
 from fleet.domain.types import FleetSnapshot
 from tests.domain.world import GONE, World, profile
+from tests.support.examples import examples
 
 EVENTS = ("tick", "obey", "wait", "fail", "lose", "find", "drain", "undrain", "scale", "roll", "restart")
 
@@ -63,7 +64,7 @@ def happen(world: World, event: str, draw: st.DataObject) -> None:
             world.replicas[pk] = replace(world.replicas[pk], restart_requested=True)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(worlds(), st.lists(st.sampled_from(EVENTS), max_size=25), st.data())
 def test_whatever_happens_it_settles_and_then_nothing_is_left_to_do(
     world: World, events: list[str], data: st.DataObject
@@ -84,7 +85,7 @@ def test_whatever_happens_it_settles_and_then_nothing_is_left_to_do(
             assert world.state(row.pk) is ReplicaState.READY or row.explanation_text
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(worlds(), st.lists(st.sampled_from(EVENTS), max_size=15), st.data())
 def test_the_order_of_rows_changes_nothing(world: World, events: list[str], data: st.DataObject) -> None:
     for event in events:
@@ -99,7 +100,7 @@ def test_the_order_of_rows_changes_nothing(world: World, events: list[str], data
     assert set(map(repr, world.decide(seen))) == set(map(repr, world.decide(turned)))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(worlds(), st.data())
 def test_a_drain_never_drops_below_what_served_before_its_deadline(world: World, data: st.DataObject) -> None:
     world.settle()
@@ -117,7 +118,7 @@ def test_a_drain_never_drops_below_what_served_before_its_deadline(world: World,
     assert not world.leaving
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(worlds(), st.lists(st.sampled_from(EVENTS), max_size=8), st.data())
 def test_without_what_is_settled_the_same_is_decided(world: World, events: list[str], data: st.DataObject) -> None:
     world.settle()

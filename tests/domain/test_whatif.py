@@ -18,6 +18,7 @@ from fleet.domain.types import FleetSnapshot
 from fleet.domain.whatif import ORDER, propose
 from fleet.domain.whatif_changes import applied
 from tests.domain.pictures import fleet, profile
+from tests.support.examples import examples
 
 #: Picture, what is asked, and the proposals' changes.
 TABLE: dict[str, tuple[str, dict[str, object], list[str]]] = {
@@ -153,7 +154,7 @@ WISHES = st.sampled_from(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(st.lists(st.tuples(WORDS, SIGNS), min_size=1, max_size=4), WISHES, st.randoms(use_true_random=False))
 def test_every_proposal_places_whatever_the_order(
     lines: list[tuple[str, str]], wish: dict[str, object], rng: random.Random

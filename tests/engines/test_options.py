@@ -16,6 +16,7 @@ from agent_client.profile import parse_profile
 from agent_client.programs import echo_server
 from agent_client.programs.xllamacpp_server import threads_for
 from tests.e2e.harness import STANDIN
+from tests.support.examples import examples
 
 DATA = Path(__file__).parent / "data"
 VLLM: list[dict[str, Any]] = json.loads((STANDIN / "options.json").read_text())["options"]
@@ -105,7 +106,7 @@ def words(draw: st.DrawFn) -> tuple[str, list[str]]:
     return program, [word, "2"] if form == "next" else [word]
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(words())
 @example(("vllm", ["-n2"]))
 @example(("vllm", ["-tp=8"]))

@@ -17,6 +17,7 @@ from fleet.domain.overview import overview
 from fleet.models import Node
 from fleet.services import reports
 from tests.fleet.test_reconciler import gpu, ready_node
+from tests.support.examples import examples
 
 pytestmark = pytest.mark.django_db
 
@@ -34,7 +35,7 @@ INVENTORY = st.dictionaries(
 )
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(inventory=INVENTORY)
 def test_any_inventory_is_stored_and_shown(inventory: Any, admin_client: Client) -> None:
     admission = ready_node(f"node-{Node.objects.count()}")

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from agent_client.machine import Attempt, Failure, Limits, Shard, effects, events, step, wake_at
 from agent_client.protocol.states import ShardState
+from tests.support.examples import examples
 
 LIMITS = Limits(start=60.0, grace=10.0)
 FAILURE = Failure(code="exited", detail="cannot run m/1")
@@ -135,7 +136,7 @@ def play(world: World, steps: list[Any]) -> None:
 
 
 @given(STEPS)
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 def test_there_are_never_two_processes_of_one_shard(steps: list[Any]) -> None:
     world = World()
     play(world, steps)  # World asserts at each spawn
@@ -143,7 +144,7 @@ def test_there_are_never_two_processes_of_one_shard(steps: list[Any]) -> None:
 
 
 @given(STEPS)
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 def test_a_stop_ends_in_stopped_or_stop_stuck(steps: list[Any]) -> None:
     world = World()
     play(world, steps)
@@ -162,7 +163,7 @@ def test_a_stop_ends_in_stopped_or_stop_stuck(steps: list[Any]) -> None:
 
 
 @given(STEPS, st.lists(HAPPENINGS, max_size=10))
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 def test_what_an_older_attempt_still_says_changes_nothing(steps: list[Any], late: list[events.Event]) -> None:
     world = World()
     world.feed(events.Ordered(epoch=10, limits=LIMITS))
@@ -173,7 +174,7 @@ def test_what_an_older_attempt_still_says_changes_nothing(steps: list[Any], late
 
 
 @given(STEPS)
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 def test_reports_follow_the_moves_that_the_server_knows(steps: list[Any]) -> None:
     from fleet.domain.states import SHARD_TRANSITIONS
 

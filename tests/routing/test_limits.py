@@ -10,6 +10,7 @@ from routing.domain.admission import Demand, FairQueue, may_start
 from routing.domain.budget import BURST, RetryBudget
 from routing.domain.limits import Limits, Minute, Slid, Used, exceeded, slid
 from routing.domain.poison import SECONDS, Suspects
+from tests.support.examples import examples
 
 NOTHING = Slid(count=0, before=0, share=0.0)
 
@@ -45,7 +46,7 @@ def test_limits(limits: Limits, used: dict[str, object], found: object) -> None:
     assert check(limits, **used) == found  # type: ignore[arg-type]
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.integers(1, 500), st.floats(0.5, 10), st.integers(1, 6), st.integers(0, 2**31))
 def test_a_rate_holds_over_any_minute_and_is_used_in_full(limit: int, per_second: float, parts: int, seed: int) -> None:
     """Poisson arrivals at processes by chance: what is admitted keeps to the limit, and under demand reaches it."""

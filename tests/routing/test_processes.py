@@ -26,6 +26,7 @@ from routing.grid import COLUMNS, Grid, GridError
 from routing.table import Endpoint, parse
 from tests.e2e.harness import PATIENCE, ROOT, wait_for
 from tests.routing.test_router import Run, chat
+from tests.support.examples import examples
 
 # -- the grid ---------------------------------------------------------------------------------------------------------
 
@@ -96,7 +97,7 @@ ALONE = Grid()
 SOME = st.none() | st.integers(0, 12)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     limits=st.builds(Limits, requests_per_minute=SOME, tokens_per_minute=SOME, concurrency=SOME, tokens_per_month=SOME),
     cells=st.lists(st.tuples(*[st.integers(0, 9)] * 5, st.integers(-3, 1)), min_size=1, max_size=3),

@@ -189,8 +189,8 @@ class Counted:
 @pytest.mark.parametrize(
     ("begin", "piece"),
     [
-        (b"", b"data: 1\n\n" * 4000 + b"\r"),
-        (b"", b"data: 1\n\ndata: 2\r\n\r\n" * 2000),
+        (b"", b"data: 1\n\n" * 400 + b"\r"),
+        (b"", b"data: 1\n\ndata: 2\r\n\r\n" * 200),
         (b"data: \r", b"x" * 10),
         (b"\r", b"\r"),
     ],

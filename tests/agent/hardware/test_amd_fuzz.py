@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from agent_client.hardware import amd, amd_reports
 from agent_client.hardware.amd_classes import gpu_class
+from tests.support.examples import examples
 
-relaxed = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+relaxed = settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SAMPLES = [
     (Path(__file__).parent / "data" / "amd" / name).read_text()
     for name in (

@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent_client.hardware import infiniband, labels, link_counters, ports
+from tests.support.examples import examples
 
-relaxed = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+relaxed = settings(max_examples=examples(120), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 DEVICES = ["mlx5_0", "mlx5_10", "mlx5_bond_0", "hfi1_0", "i40iw0", "rxe0", "smi1", "efa_0", "irdma0", "a,b", "\udcff"]
 GIDS = [

@@ -13,8 +13,9 @@ from agent_client.hardware.finish import finish
 from agent_client.hardware.nvidia_failures import classify, sentence, unreadable_cards
 from agent_client.hardware.problems import PROBLEMS
 from tests.agent.hardware import samples
+from tests.support.examples import examples
 
-relaxed = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+relaxed = settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 REPORTS = [samples.text(name) for name in ("a100_mig_535.xml", "t4_515_busy.xml", "p100_510.xml", "l40s_595.xml")]
 REPORTS += [samples.text("gb200x4_580.xml")]
 THREE = "".join(
