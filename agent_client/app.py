@@ -6,7 +6,7 @@ import logging
 import platform
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agent_client import __version__, preflight, probes, weights
@@ -20,7 +20,8 @@ from agent_client.installed import Installed
 from agent_client.launching import base_environment, read_secrets
 from agent_client.ledger import Ledger
 from agent_client.link import Link
-from agent_client.profile import Profile, ProfileError, Refusal, parse_profile
+from agent_client.profile import Problem, Profile, ProfileError, Refusal, parse_profile
+from agent_client.profile.hidden import secrets_of
 from agent_client.protocol.messages import (
     PROTOCOL_VERSION,
     Ack,
@@ -43,10 +44,12 @@ from agent_client.protocol.messages import (
     Stop,
     Sync,
     Tail,
+    ToldProblem,
 )
 from agent_client.protocol.states import FailureCode
 from agent_client.supervisor import Figures, NodeTools, OrderRefused, Supervisor
 from agent_client.supervisor.cgroup import here as own_cgroups
+from agent_client.supervisor.evidence import problems_told, redacted
 
 log = logging.getLogger(__name__)
 
@@ -305,11 +308,23 @@ class Agent:
         try:
             profile = parse_profile(message.spec.profile)
         except ProfileError as error:
-            return Checked(check=message.check, code=FailureCode.INVALID_PROFILE.value, detail=str(error))
+            code = FailureCode.INVALID_PROFILE.value
+            return await self._against(message, error.problems, code=code, detail=str(error))
         refusal = await self._foresee(profile, message.spec, message.replaces)
         if refusal is None:
             return Checked(check=message.check)
-        return Checked(check=message.check, code=refusal.code, detail=refusal.detail, hint=refusal.hint)
+        return await self._against(
+            message, refusal.problems, code=refusal.code, detail=refusal.detail, hint=refusal.hint
+        )
+
+    async def _against(
+        self, message: Check, problems: Sequence[Problem], *, code: str, detail: str, hint: str = ""
+    ) -> Checked:
+        """The sentence for the list and each problem, without the node's secrets and the profile's."""
+        secrets = [*(await asyncio.to_thread(read_secrets, self._config)).values(), *secrets_of(message.spec.profile)]
+        detail, hint = redacted([detail, hint], secrets)
+        told = tuple(ToldProblem(**each) for each in problems_told(problems, secrets))
+        return Checked(check=message.check, code=code, detail=detail, hint=hint, problems=told)
 
     async def _foresee(self, profile: Profile, spec: ShardSpec, replaces: str) -> Refusal | None:
         """What would stand against it, if what the shard that it replaces holds were free.

@@ -40,3 +40,14 @@ def shown_words(words: Sequence[str]) -> list[str]:
         out.append(SECRET if hidden else f"{flag}={SECRET}" if secret and equals else word)
         hidden = secret and not equals
     return out
+
+
+def secrets_of(profile: Mapping[str, Any]) -> list[str]:
+    """The values themselves, to be blackened where a text may hold one. The profile may be of any shape."""
+    env = profile.get("env")
+    found = [value for name, value in env.items() if looks_secret(str(name))] if isinstance(env, Mapping) else []
+    words = profile.get("extra_args")
+    listed = [str(word) for word in words] if isinstance(words, Sequence) and not isinstance(words, str) else []
+    hidden = zip(listed, shown_words(listed), strict=True)
+    found += [word.partition("=")[2] if shown != SECRET else word for word, shown in hidden if word != shown]
+    return [value for value in found if isinstance(value, str)]

@@ -43,6 +43,15 @@ class ShardReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ToldProblem:
+    """One thing that stands against a start."""
+
+    code: str
+    text: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardSpec:
     """All that an agent needs to run one shard."""
 
@@ -141,13 +150,14 @@ class Ack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """Answer to a check: nothing stands against it, or the first thing that does."""
+    """Answer to a check: nothing stands against it, or what does: the first thing, and all of them one by one."""
 
     TYPE: ClassVar[str] = "checked"
     check: int
     code: str = ""  # FailureCode, or the code of a profile's problem; empty when it could run
     detail: str = ""
     hint: str = ""
+    problems: tuple[ToldProblem, ...] = ()  # the most decisive first; as many as fit, the last one counts the rest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

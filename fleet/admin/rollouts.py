@@ -12,6 +12,7 @@ from unfold.decorators import display
 
 from agent_client.profile.hidden import shown_profile
 from fleet.admin.base import MachineOwnedAdmin
+from fleet.admin.card import problems_of, told_problems
 from fleet.admin.confirm import ask
 from fleet.admin.display import LABELS, badge, lasting, link, plain, table, when
 from fleet.admin.page import Act, LivePage, Page, acts, sections
@@ -179,10 +180,15 @@ def _said(value: Any) -> str:
 
 def _answers(rollout: Rollout) -> SafeString | str:
     rows = [
-        (link(check.node, check.node.name), badge(CheckState(check.state)), check.detail, check.hint)
+        (link(check.node, check.node.name), badge(CheckState(check.state)), _told(check))
         for check in rollout.checks.select_related("node").order_by("node__name")
     ]
-    return table(("node", "answer", "why", "hint"), rows)
+    return table(("node", "answer", "why"), rows)
+
+
+def _told(check: DryCheck) -> SafeString | str:
+    """Each problem with what helps; of an answer without one, the word that came with it."""
+    return told_problems(problems_of("", check.found)) or check.detail
 
 
 @admin.register(DryCheck)
@@ -191,8 +197,12 @@ class DryCheckAdmin(MachineOwnedAdmin):
     list_filter = ["state"]
     list_select_related = ["rollout__model", "node"]
     search_fields = ["node__name", "detail"]
-    exclude = ["spec"]
-    readonly_fields = ["shown_spec"]
+    exclude = ["spec", "problems"]
+    readonly_fields = ["shown_problems", "shown_spec"]
+
+    @display(description="problems")
+    def shown_problems(self, check: DryCheck) -> SafeString | str:
+        return _told(check)
 
     @display(description="spec")
     def shown_spec(self, check: DryCheck) -> SafeString:

@@ -131,9 +131,16 @@ class RolloutSerializer(serializers.ModelSerializer[Rollout]):
         model = Rollout
         fields = ["model", "origin", "target", "state", "state_at", "reason", "actor", "created_at", "checks"]
 
-    def get_checks(self, rollout: Rollout) -> list[dict[str, str]]:
+    def get_checks(self, rollout: Rollout) -> list[dict[str, Any]]:
         return [
-            {"node": check.node.name, "state": check.state, "code": check.code, "detail": check.detail}
+            {
+                "node": check.node.name,
+                "state": check.state,
+                "code": check.code,
+                "detail": check.detail,
+                "hint": check.hint,
+                "problems": check.found,
+            }
             for check in rollout.checks.all()
         ]
 

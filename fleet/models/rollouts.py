@@ -48,6 +48,7 @@ class DryCheck(models.Model):
     code = models.CharField(max_length=60, blank=True)
     detail = models.TextField(blank=True)
     hint = models.TextField(blank=True)
+    problems = models.JSONField(default=list, blank=True)  # [{code, text, hint}]; an agent that lists none: []
     created_at = stamped()
     answered_at = models.DateTimeField(null=True, blank=True)
 
@@ -60,3 +61,10 @@ class DryCheck(models.Model):
 
     def __str__(self) -> str:
         return f"{self.rollout_id} on {self.node_id}"
+
+    @property
+    def found(self) -> list[dict[str, str]]:
+        """Each thing that stands against it; an agent that lists none has told one."""
+        if self.problems or not self.code:
+            return list(self.problems)
+        return [{"code": self.code, "text": self.detail, "hint": self.hint}]

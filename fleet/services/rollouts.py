@@ -8,7 +8,7 @@ from django.db.models import F
 
 from agent_client.profile import ProfileError, parse_profile
 from agent_client.protocol.codec import plain_part, read_part
-from agent_client.protocol.messages import Check, Checked, ShardSpec
+from agent_client.protocol.messages import Check, Checked, ShardSpec, ToldProblem
 from fleet import doorbell
 from fleet.domain.actions import AskNode
 from fleet.domain.attention import Failed
@@ -21,6 +21,8 @@ from fleet.services.events import record
 from fleet.services.transitions import move_check, move_rollout
 
 OPEN = (RolloutState.ROLLING, RolloutState.PAUSED)
+#: Of an answer, a little more than an agent of ours tells: 30 and one line that counts the rest.
+MOST_PROBLEMS, MOST_CODE, MOST_CHARACTERS = 31, 60, 1_000
 SERVING = (ReplicaState.READY, ReplicaState.DRAINING)
 
 _BECAME = {
@@ -181,8 +183,24 @@ def answer_check(*, node_id: int, session_id: int, answer: Checked, now: datetim
     """The node's word; a repeated or late one changes nothing."""
     state = CheckState.REFUSED if answer.code else CheckState.PASSED
     _answer(
-        node_id, session_id, state, now, pk=answer.check, code=answer.code[:60], detail=answer.detail, hint=answer.hint
+        node_id,
+        session_id,
+        state,
+        now,
+        pk=answer.check,
+        code=answer.code[:MOST_CODE],
+        detail=answer.detail,
+        hint=answer.hint,
+        problems=[_kept(problem) for problem in answer.problems[:MOST_PROBLEMS]],
     )
+
+
+def _kept(problem: ToldProblem) -> dict[str, str]:
+    return {
+        "code": problem.code[:MOST_CODE],
+        "text": problem.text[:MOST_CHARACTERS],
+        "hint": problem.hint[:MOST_CHARACTERS],
+    }
 
 
 @transaction.atomic

@@ -10,6 +10,7 @@ import pytest
 
 from agent_client import config
 from agent_client.app import Agent
+from agent_client.protocol.codec import encode
 from agent_client.protocol.messages import Check, Checked, ShardSpec
 
 
@@ -33,6 +34,30 @@ def test_what_stands_against_a_start_is_told(tmp_path: Path, profile: dict[str, 
     assert (answer.check, answer.code) == (7, code)
     assert bool(answer.detail) == bool(code)
     assert not (tmp_path / "ledger.json").exists()
+
+
+def test_all_that_stands_against_it_is_told_the_most_decisive_first(tmp_path: Path) -> None:
+    profile = {"engine": "echo", "gpus": 0, "model": "/no/such", "extra_args": ["--port=1"]}
+    answer = check(tmp_path, profile)
+    assert [problem.code for problem in answer.problems] == ["flag_owned", "model_missing"]
+    assert (answer.problems[0].code, answer.problems[0].hint) == (answer.code, answer.hint)
+    assert all(problem.text.startswith("cannot ") for problem in answer.problems)
+    wrong = check(tmp_path, {"engine": "echo", "gpus": -1, "tensor_parallel": 0, "modle": "x"})
+    assert (wrong.code, len(wrong.problems)) == ("invalid_profile", 3)
+
+
+def test_what_is_told_has_a_limit_and_no_secrets(tmp_path: Path) -> None:
+    secret = "hf_canary_of_the_check"
+    words = [f"--no-such-{number}-{secret}" for number in range(200)]
+    profile = {"engine": "echo", "gpus": 0, "env": {"HF_TOKEN": secret}, "model": f"/no/{secret}", "extra_args": words}
+    answer = check(tmp_path, profile)
+    assert secret not in encode(answer, seq=1)
+    numbers = ("gpus", "tensor_parallel", "pipeline_parallel", "data_parallel", "nodes", "max_model_len", "model")
+    others = ("extra_args", "env", "start_timeout_seconds", "drain_timeout_seconds", "dtype", "quantization")
+    unknown = {f"field_{number}": 1 for number in range(200)}
+    wrong = check(tmp_path, {"engine": "echo"} | dict.fromkeys((*numbers, *others), -1) | unknown)
+    assert wrong.problems[-1].code == "more"
+    assert len(encode(wrong, seq=1)) < 64 * 1024
 
 
 OPTIONS = " ".join(f"--{name}" for name in ("host", "port", "served-model-name", "tensor-parallel-size", "swap-spade"))

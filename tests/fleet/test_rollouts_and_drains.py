@@ -1,5 +1,6 @@
 """Rollouts, drains, groups and verdicts against a database: what people ask for, and what agents say."""
 
+import json
 from datetime import timedelta
 from typing import Any
 
@@ -8,7 +9,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from agent_client.protocol.messages import Checked, ShardReport
+from agent_client.protocol.messages import Checked, ShardReport, ToldProblem
 from agent_client.protocol.states import ShardState
 from fleet.domain.states import CheckState, CommandKind, ReplicaState, ReplicaWish, RolloutState
 from fleet.endpoints import FlowWord, hear_flows, published
@@ -116,6 +117,42 @@ def test_a_failed_rollout_is_told_wherever_its_model_is(admin_client: Client) ->
     tick()
     assert "All is well" in admin_client.get("/admin/").content.decode()
     assert "is wished" not in explain("qwen")
+
+
+def test_all_that_a_node_found_is_kept_within_bounds_and_shown(api: Client, admin_client: Client) -> None:
+    admission = serving()
+    model(max_model_len=4096)
+    tick()
+    problems = (
+        ToldProblem(code="flag_unknown", text="cannot use --x: vllm has no such option", hint="did you mean --y?"),
+        ToldProblem(code="model_missing", text="cannot find the <model>"),
+        *(ToldProblem(code="c" * 100, text="t" * 5000, hint="h" * 5000) for _ in range(100)),
+    )
+    told = Checked(check=DryCheck.objects.get().pk, code="flag_unknown", detail="cannot use --x", problems=problems)
+    of = {"node_id": admission.node_id, "session_id": admission.session_id}
+    rollouts.answer_check(**of, answer=told, now=timezone.now())
+    kept = DryCheck.objects.get().problems
+    assert kept[0]["hint"] == "did you mean --y?"
+    assert len(kept) < 50
+    assert len(json.dumps(kept)) < 128 * 1024
+    (shown,) = api.get("/api/v1/models/qwen/rollout/").json()["checks"]
+    assert (shown["code"], shown["problems"]) == ("flag_unknown", kept)
+    row = Rollout.objects.get()
+    for url in (f"fleet/rollout/{row.pk}", f"fleet/drycheck/{DryCheck.objects.get().pk}"):
+        page = admin_client.get(f"/admin/{url}/change/").content.decode()
+        assert "cannot find the &lt;model&gt;" in page
+        assert "did you mean --y?" in page
+
+
+def test_an_answer_without_a_list_is_shown_as_its_one_sentence(api: Client, admin_client: Client) -> None:
+    admission = serving()
+    model(max_model_len=4096)
+    tick()
+    answer(admission, "unknown_flag", "cannot start it: no --x")  # an older agent
+    (shown,) = api.get("/api/v1/models/qwen/rollout/").json()["checks"]
+    assert shown["problems"] == [{"code": "unknown_flag", "text": "cannot start it: no --x", "hint": ""}]
+    page = admin_client.get(f"/admin/fleet/rollout/{Rollout.objects.get().pk}/change/").content.decode()
+    assert "cannot start it: no --x" in page
 
 
 def test_without_room_the_card_of_the_old_replica_is_asked_about_and_reused() -> None:

@@ -25,6 +25,7 @@ from agent_client.protocol.messages import (
     Stop,
     Sync,
     Tail,
+    ToldProblem,
 )
 from agent_client.protocol.states import ShardState
 
@@ -63,7 +64,18 @@ SAMPLES: tuple[Message, ...] = (
     Report(shards=(REPORT,), inventory_fingerprint="c0ffee"),
     ShardStatus(report=REPORT),
     Ack(command=5),
-    Checked(check=2, code="engine_missing", detail="cannot start qwen at revision 4: the program vllm is not here"),
+    Checked(
+        check=2,
+        code="engine_missing",
+        detail="cannot start qwen at revision 4: the program vllm is not here",
+        problems=(
+            ToldProblem(
+                code="engine_missing",
+                text="cannot start qwen at revision 4: the program vllm is not here",
+                hint="install it, or name its command in policy.engines of agent.yaml",
+            ),
+        ),
+    ),
     LogChunk(shard=SHARD, epoch=3, lines=("loading", "ready")),
     Goodbye(reason="the agent was asked to stop"),
     Registered(

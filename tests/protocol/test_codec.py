@@ -42,6 +42,16 @@ def test_unknown_fields_pass(message: typing.Any) -> None:
     assert decode(json.dumps(data), accept=accept)[0] == message
 
 
+def test_an_answer_of_an_agent_that_lists_no_problems_is_read_and_a_later_ones_fields_pass() -> None:
+    told = {"type": "checked", "seq": 1, "check": 2, "code": "engine_missing", "detail": "cannot start it"}
+    message, _ = decode(json.dumps(told), accept=FROM_AGENT)
+    assert message == messages.Checked(check=2, code="engine_missing", detail="cannot start it")
+    told["problems"] = [{"code": "model_missing", "text": "cannot start it", "of_a_later_version": 1}]  # type: ignore[assignment]
+    message, _ = decode(json.dumps(told), accept=FROM_AGENT)
+    assert isinstance(message, messages.Checked)
+    assert message.problems == (messages.ToldProblem(code="model_missing", text="cannot start it"),)
+
+
 @given(st.text() | st.binary())
 def test_any_frame_is_a_message_or_a_protocol_error(frame: str | bytes) -> None:
     try:
