@@ -23,7 +23,7 @@ from fleet.admin.display import badge, link, plain, table, when
 from fleet.admin.explanation import panel
 from fleet.admin.page import LivePage, Page, sections
 from fleet.admin.planning import plan
-from fleet.admin.rollouts import ROLL_BACK, rollout_acts, told_of_roll_back, told_state
+from fleet.admin.rollouts import ROLL_BACK, rollout_acts, told_of_roll_back, told_state, told_waits
 from fleet.domain.states import ReplicaState, RolloutState
 from fleet.domain.words import counted
 from fleet.fields import NamesField, YamlField
@@ -220,7 +220,7 @@ def _following(rollout: Rollout | None, now: datetime) -> SafeString | str:
         return ""
     page = link(rollout, f"The rollout to revision {rollout.target}")
     why = f": {rollout.reason}" if rollout.reason else ""
-    return format_html("{} {}{}.", page, told_state(rollout, now), why)
+    return format_html("{} {}{}. {}", page, told_state(rollout, now), why, told_waits(rollout))
 
 
 def _copies(copies: list[Replica], now: datetime) -> SafeString | str:

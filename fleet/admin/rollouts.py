@@ -21,6 +21,7 @@ from fleet.domain.words import counted
 from fleet.models import CatalogModel, DryCheck, ProfileRevision, Replica, Rollout
 from fleet.services import catalog, rollouts
 from fleet.services.errors import FleetError
+from fleet.services.explanations import why_rollout_waits
 
 #: What the confirm page says before a rollback.
 ROLL_BACK: dict[str, Any] = {
@@ -68,10 +69,11 @@ class RolloutAdmin(LivePage, MachineOwnedAdmin):
         by = f" It was begun by {row.actor}." if row.actor else ""
         why = f" Why: {row.reason}." if row.reason else ""
         name, state = row.model.name, told_state(row, now)
+        waits = told_waits(row)
         begun = format_html("The rollout of {} from revision {} to {} {}.", name, row.origin, row.target, state)
         return Page(
             sentence=begun,
-            following=f"{_FOLLOWING.get(RolloutState(row.state), '')}{why}{by}".strip(),
+            following=f"{waits}{_FOLLOWING.get(RolloutState(row.state), '')}{why}{by}".strip(),
             acts=rollout_acts(row),
             sections=sections(
                 ("Replicas", progress(row, now)),
@@ -122,6 +124,12 @@ def rollout_acts(rollout: Rollout | None) -> tuple[Act, ...]:
 def told_state(rollout: Rollout, now: datetime) -> SafeString:
     """ "has been paused for 5 min 10 s"."""
     return format_html(_SENTENCES[RolloutState(rollout.state)], lasting(rollout.state_at, now))
+
+
+def told_waits(rollout: Rollout) -> str:
+    """ "It waits for …. "; a paused one says so by itself."""
+    waits = "" if rollout.state == RolloutState.PAUSED else why_rollout_waits(rollout)
+    return f"{waits[0].upper()}{waits[1:]}. " if waits else ""
 
 
 def told_of_roll_back(model: CatalogModel) -> str:

@@ -10,7 +10,7 @@ from fleet.domain.placement_types import Placement
 from fleet.domain.reasons import Refusal
 from fleet.domain.types import FleetSnapshot
 from fleet.models import Event, Gpu, Node, Replica, Rollout, Shard
-from fleet.services.explanations import Plan
+from fleet.services.explanations import Plan, why_rollout_waits
 from fleet.services.operations import LONGEST_DRAIN_SECONDS
 from fleet.strict import Strict
 
@@ -125,11 +125,18 @@ class ReplicaSerializer(serializers.ModelSerializer[Replica]):
 
 class RolloutSerializer(serializers.ModelSerializer[Rollout]):
     model = serializers.SlugRelatedField(slug_field="name", read_only=True)
+    waits_for = serializers.SerializerMethodField()
     checks = serializers.SerializerMethodField()
 
     class Meta:
         model = Rollout
-        fields = ["model", "origin", "target", "state", "state_at", "reason", "actor", "created_at", "checks"]
+        fields = [
+            *("model", "origin", "target", "state", "state_at", "reason", "waits_for", "actor", "created_at"),
+            "checks",
+        ]
+
+    def get_waits_for(self, rollout: Rollout) -> str:
+        return why_rollout_waits(rollout)
 
     def get_checks(self, rollout: Rollout) -> list[dict[str, Any]]:
         return [

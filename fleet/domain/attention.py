@@ -8,6 +8,7 @@ from itertools import groupby
 from agent_client.protocol.states import ENDED_SHARD_STATES
 from fleet.domain.states import NodeStatus, ReplicaState, ReplicaWish, RolloutState
 from fleet.domain.types import FleetSnapshot, ModelView, NodeView, ReplicaView
+from fleet.domain.waiting import rollout_waits
 from fleet.domain.words import counted, duration
 
 
@@ -59,7 +60,7 @@ def attention(
         _node(node, lost_after, needs, hand)
     _replicas(snapshot.replicas, now, loading, needs, hand)
     for model in sorted(snapshot.models, key=lambda each: each.name):
-        _rollout(model, snapshot.replicas, needs, hand)
+        _rollout(model, snapshot, now, needs, hand)
         if model.rollout is None and model.pk in failed:
             needs.append(_taken_back(model, failed[model.pk]))
     hand += [_drain(node, snapshot.replicas, now) for node in snapshot.nodes if node.draining]
@@ -124,13 +125,14 @@ def _following(replicas: list[ReplicaView], now: datetime) -> str:
     return "it starts by itself as soon as it fits" + (f"; would help: {helps}" if helps else "")
 
 
-def _rollout(model: ModelView, replicas: Iterable[ReplicaView], needs: list[Item], hand: list[Item]) -> None:
+def _rollout(model: ModelView, snapshot: FleetSnapshot, now: datetime, needs: list[Item], hand: list[Item]) -> None:
     rollout = model.rollout
     if rollout is None:
         return
-    there = [r for r in replicas if r.model == model.pk and r.revision == rollout.target]
+    there = [r for r in snapshot.replicas if r.model == model.pk and r.revision == rollout.target]
     ready = sum(r.state is ReplicaState.READY for r in there)
     paused = rollout.state is RolloutState.PAUSED
+    waits = rollout_waits(model, snapshot, now)
     title = f"{model.name}: revision {rollout.target} {'is paused' if paused else 'rolls out'}"
     item = Item(
         kind="rollout",
@@ -139,7 +141,7 @@ def _rollout(model: ModelView, replicas: Iterable[ReplicaView], needs: list[Item
         text=f"{ready} of {counted(model.replicas, 'copy')} run it",
         following="nothing more goes over until it is resumed"
         if paused
-        else "one copy after another goes over; all go back by themselves if it fails",
+        else f"{waits or 'one copy after another goes over'}; all go back by themselves if it fails",
         acts=(("resume", "Resume"), ("roll_back", "Roll back …"))
         if paused
         else (("pause", "Pause"), ("roll_back", "Roll back …")),

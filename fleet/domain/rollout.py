@@ -50,14 +50,14 @@ def outdated(model: ModelView, replica: ReplicaView) -> bool:
     """Whether a substitute of another revision may take over from it."""
     rollout = model.rollout
     if rollout is None:
-        return _heads_for(replica) != model.stable
-    return rollout.state is RolloutState.PAUSED or _heads_for(replica) != rollout.target
+        return heads_for(replica) != model.stable
+    return rollout.state is RolloutState.PAUSED or heads_for(replica) != rollout.target
 
 
 def dropped(model: ModelView, substitute: ReplicaView) -> bool:
     """Whether what it was to bring in is not what is brought in now."""
     wished = model.stable if model.rollout is None else model.rollout.target
-    return _heads_for(substitute) != wished
+    return heads_for(substitute) != wished
 
 
 def _ended(rollout: RolloutView, replicas: list[ReplicaView]) -> EndRollout | None:
@@ -68,7 +68,7 @@ def _ended(rollout: RolloutView, replicas: list[ReplicaView]) -> EndRollout | No
     for check in rollout.checks.values():
         if check.state is CheckState.REFUSED:
             return EndRollout(rollout=rollout.pk, state=RolloutState.FAILED, reason=check.text)
-    if all(_heads_for(each) == rollout.target for each in replicas) and not _moving(replicas, rollout.target):
+    if all(heads_for(each) == rollout.target for each in replicas) and not _moving(replicas, rollout.target):
         return EndRollout(rollout=rollout.pk, state=RolloutState.DONE)
     return None
 
@@ -77,9 +77,9 @@ def _bring(
     model: ModelView, replicas: list[ReplicaView], target: int, step: Step, *, rollout: RolloutView | None
 ) -> list[Action]:
     """Move what serves nobody at once, and of the others one, when nothing else is on its way."""
-    behind = [each for each in replicas if _heads_for(each) != target and each.replaces is None]
-    idle: list[Action] = [SetGoal(replica=each.pk, revision=target) for each in behind if not _serves(each)]
-    serving = sorted((each for each in behind if _serves(each)), key=lambda each: (each.created_at, each.pk))
+    behind = [each for each in replicas if heads_for(each) != target and each.replaces is None]
+    idle: list[Action] = [SetGoal(replica=each.pk, revision=target) for each in behind if not serves(each)]
+    serving = sorted((each for each in behind if serves(each)), key=lambda each: (each.created_at, each.pk))
     if idle or not serving or _moving(replicas, target) or any(each.replaces is not None for each in replicas):
         return idle
     return _replace(model, serving[0], target, step, rollout)
@@ -124,20 +124,20 @@ def _own_parts(replica: ReplicaView, room: Room) -> tuple[ShardPlacement, ...]:
     )
 
 
-def _heads_for(replica: ReplicaView) -> int:
+def heads_for(replica: ReplicaView) -> int:
     return replica.revision if replica.goal is None else replica.goal
 
 
-def _serves(replica: ReplicaView) -> bool:
+def serves(replica: ReplicaView) -> bool:
     return replica.state in (ReplicaState.READY, ReplicaState.DRAINING)
 
 
 def _moving(replicas: list[ReplicaView], target: int) -> bool:
     """One is on its way to the target, or ends. What fits nowhere is not: it may wait for ever."""
-    return any(_heads_for(each) == target and not _settled(each, target) for each in replicas)
+    return any(heads_for(each) == target and not settled(each, target) for each in replicas)
 
 
-def _settled(replica: ReplicaView, target: int) -> bool:
+def settled(replica: ReplicaView, target: int) -> bool:
     if replica.state is ReplicaState.READY:
         return replica.revision == target
     return replica.state is ReplicaState.PENDING and bool(replica.explanation_text)

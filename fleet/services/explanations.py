@@ -8,15 +8,18 @@ from agent_client.profile import Profile, ProfileError, parse_profile
 from agent_client.profile.config_json import facts_of_config
 from agent_client.profile.model_facts import FactsError, ModelFacts
 from agent_client.protocol.states import ENDED_SHARD_STATES
-from fleet import snapshots
+from fleet import clock, snapshots
 from fleet.domain.placement import Placement, place
 from fleet.domain.placement_env import effective, settings
 from fleet.domain.placement_types import Setting
 from fleet.domain.reasons import Refusal
+from fleet.domain.room import SnapshotRoom
 from fleet.domain.states import ReplicaState
 from fleet.domain.types import FleetSnapshot, ModelView
+from fleet.domain.waiting import rollout_waits
 from fleet.models import CatalogModel, Gpu, Replica, Rollout
 from fleet.services.errors import FleetError
+from fleet.services.rollouts import OPEN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,16 +146,31 @@ def explain(name: str) -> ModelExplanation:
     rows = Replica.objects.filter(model=model.pk).prefetch_related("shards__node", "shards__claims__gpu")
     copies = tuple(_copy(row, refusal) for row in rows.order_by("number"))
     return ModelExplanation(
-        name=model.name, wanted=model.replicas, rollout=_rollout(model), copies=copies, another=another
+        name=model.name, wanted=model.replicas, rollout=_rollout(model, snapshot), copies=copies, another=another
     )
 
 
-def _rollout(model: ModelView) -> str:
+def why_rollout_waits(rollout: Rollout) -> str:
+    """In a sentence, by what is there now; empty for one that is over or has nothing to wait for."""
+    if rollout.state not in OPEN:
+        return ""
+    snapshot = snapshots.load()
+    model = next((each for each in snapshot.models if each.pk == rollout.model_id), None)
+    return "" if model is None else _waits(model, snapshot)
+
+
+def _waits(model: ModelView, snapshot: FleetSnapshot) -> str:
+    return rollout_waits(model, snapshot, clock.now(), room=SnapshotRoom(snapshot))
+
+
+def _rollout(model: ModelView, snapshot: FleetSnapshot) -> str:
     if model.revision == model.stable:
         return ""
     latest = Rollout.objects.filter(model=model.pk, target=model.revision).order_by("-pk").first()
     why = f"; the rollout to it: {latest.state}" + (f", {latest.reason}" if latest.reason else "") if latest else ""
-    return f"revision {model.revision} is wished, revision {model.stable} runs{why}"
+    waits = _waits(model, snapshot)
+    told = f"revision {model.revision} is wished, revision {model.stable} runs{why}"
+    return f"{told}; {waits}" if waits else told
 
 
 def _copy(replica: Replica, refusal: Refusal | None) -> CopyExplanation:

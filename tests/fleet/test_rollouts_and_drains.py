@@ -155,6 +155,28 @@ def test_an_answer_without_a_list_is_shown_as_its_one_sentence(api: Client, admi
     assert "cannot start it: no --x" in page
 
 
+def test_what_a_rollout_waits_for_is_told_wherever_it_is_shown(api: Client, admin_client: Client) -> None:
+    admission = serving(cards=1)
+    model(max_model_len=4096)
+    tick()
+    waits = "it waits for the answer of gpu-01 whether revision 2 could run there"
+    row, entry = Rollout.objects.get(), CatalogModel.objects.get()
+
+    def told() -> list[str]:
+        pages = (f"rollout/{row.pk}", f"catalogmodel/{entry.pk}")
+        shown = [admin_client.get(f"/admin/fleet/{page}/change/").content.decode() for page in pages]
+        return [explain("qwen"), api.get("/api/v1/models/qwen/rollout/").json()["waits_for"], *shown]
+
+    assert all(waits[1:] in text for text in told())
+    assert "has no room: 0 of 1 node fit: gpu-01 has 0 free" in told()[1]
+    answer(admission)
+    tick()
+    tick()
+    assert all("qwen/1 to end on gpu-01, before it starts at revision 2: it is drained" in text for text in told())
+    rollouts.break_off(model=entry, actor="ann")
+    assert told()[1] == ""
+
+
 def test_without_room_the_card_of_the_old_replica_is_asked_about_and_reused() -> None:
     admission = serving(cards=1)
     model(max_model_len=4096)
