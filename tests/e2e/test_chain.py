@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +17,9 @@ from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
+# The first test goes through the whole chain. What else must survive is CI's: each part's own tests are quicker.
+survives = pytest.mark.heavy
+
 VLLM = {
     "name": "tiny",
     "aliases": ["default"],
@@ -24,9 +28,47 @@ VLLM = {
 WORDS = " ".join(f"w{i}" for i in range(30))
 
 
+@pytest.fixture(scope="module")
+def houses() -> Iterator[list[House]]:
+    """The house that the next test may have."""
+    houses: list[House] = []
+    yield houses
+    for house in houses:
+        house.close()
+
+
+@pytest.fixture
+def house(houses: list[House], tmp_path: Path, migrated: Path) -> Iterator[House]:
+    """One for all tests, as starting it takes longer than most of them; whoever breaks it leaves none."""
+    house = houses.pop() if houses else House(tmp_path)
+    try:
+        if not house.processes:
+            house.up(migrated)
+        yield house
+        clear(house)
+        houses.append(house)
+    finally:
+        if house not in houses:
+            house.close()
+
+
+def clear(house: House) -> None:
+    """No model, no engine; the control plane, the router and the agent go on."""
+    start_agent(house)
+    for model in house.api("models/")["results"]:
+        house.api(f"models/{model['name']}/", method="DELETE")
+    wait_for(lambda: not house.api("replicas/")["results"] and not house.engine_pids(), "the end of all engines")
+    assert all(process.poll() is None for process in house.processes.values())
+
+
+def start_agent(house: House) -> None:
+    if "node-a" not in house.processes:
+        house.agent()
+
+
 def serve(house: House) -> int:
     """An agent, a model, a ready replica; the engine's pid."""
-    house.agent()
+    start_agent(house)
     wait_for(lambda: house.node()["status"] == "ready", "the node to be ready")
     house.api("models/", VLLM)
     wait_for(lambda: house.replica()["state"] == "ready", "the replica to be ready")
@@ -65,6 +107,7 @@ def test_agent_death_cuts_no_stream_and_the_chain_explains_itself(house: House) 
     assert len(house.engine_pids()) == 1  # taken back or replaced, never doubled
 
 
+@survives
 def test_an_agent_killed_under_fifty_streams_breaks_none_and_restarts_no_engine(house: House) -> None:
     """Failures 1."""
     pid = serve(house)
@@ -96,6 +139,7 @@ def test_an_agent_killed_under_fifty_streams_breaks_none_and_restarts_no_engine(
     assert house.replica()["attempt"] == attempt
 
 
+@survives
 def test_agent_restart_adopts_the_engine_without_a_gap(house: House) -> None:
     """Failures 2."""
     pid = serve(house)
@@ -112,6 +156,7 @@ def test_agent_restart_adopts_the_engine_without_a_gap(house: House) -> None:
     assert house.replica()["attempt"] == attempt
 
 
+@survives
 def test_control_plane_death_in_mid_stream_changes_nothing_that_runs(house: House) -> None:
     pid = serve(house)
     attempt = house.replica()["attempt"]
@@ -131,6 +176,7 @@ def test_control_plane_death_in_mid_stream_changes_nothing_that_runs(house: Hous
     assert house.replica()["state"] == "ready"
 
 
+@survives
 def test_broker_restart_under_traffic_fails_no_request(house: House) -> None:
     serve(house)
     house.kill("bus")
@@ -142,9 +188,10 @@ def test_broker_restart_under_traffic_fails_no_request(house: House) -> None:
     wait_for(lambda: house.chat("second", "all well") == "all well", "the second model's route")
 
 
+@survives
 def test_f44_a_killed_engine_is_out_of_the_table_within_a_second_and_fails_no_request(house: House) -> None:
     """The router leaves it out at once; this is the table, which all routers and later ones read."""
-    house.agent()
+    start_agent(house)
     house.api("models/", {"name": "one", "replicas": 2, "profile": {"engine": "echo", "gpus": 0}})
     before = wait_for(lambda: len(found := table(house)) == 2 and found, "both replicas in the table")
     pid = house.engine_pids()[0]
@@ -185,6 +232,7 @@ def table(house: House) -> set[str]:
     return {each["url"] for each in model["endpoints"] if not each["draining"]}
 
 
+@survives
 def test_stopping_and_scaling_end_engines(house: House) -> None:
     pid = serve(house)
     house.api(f"replicas/{house.replica()['uid']}/stop/", {})
@@ -194,6 +242,7 @@ def test_stopping_and_scaling_end_engines(house: House) -> None:
     wait_for(lambda: house.replica()["state"] is None, "the replica's removal")
 
 
+@survives
 def test_a_router_alone_serves_a_file_and_survives_an_endpoint(tmp_path: Path) -> None:
     """No database, no broker: `manage.py router --catalog FILE`."""
     house = House(tmp_path)
@@ -218,12 +267,12 @@ def test_a_router_alone_serves_a_file_and_survives_an_endpoint(tmp_path: Path) -
         house.close()
 
 
-@pytest.mark.heavy
+@survives
 @pytest.mark.timeout(300)
 def test_an_engine_that_accepts_and_never_answers_is_out_of_routing_and_restarted(house: House) -> None:
     """Failures 35: passed over within 10 s, the next attempt within 120 s. That a busy engine is never restarted goes
     before: a long prefill is passed over in the same way, but only unanswered probes and standing figures end one."""
-    house.agent()
+    start_agent(house)
     wait_for(lambda: house.node()["status"] == "ready", "the node to be ready")
     house.api("models/", {**VLLM, "replicas": 2})
 

@@ -21,6 +21,7 @@ VLLM = os.environ.get("LLMGW_TEST_VLLM")
 pytestmark = [pytest.mark.e2e]
 
 
+@pytest.mark.heavy  # a whole house and an engine of megabytes
 @pytest.mark.timeout(180)
 @pytest.mark.skipif(
     importlib.util.find_spec("xllamacpp") is None and not os.environ.get("CI"), reason="xllamacpp is not installed"

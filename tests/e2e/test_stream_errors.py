@@ -1,6 +1,7 @@
 """What goes wrong on the agents' stream is told on both sides and disturbs nobody else."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,16 @@ from agent_client.protocol.codec import encode
 from agent_client.protocol.messages import Register
 from tests.e2e.harness import SECRET, House, wait_for
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+# A whole control plane. What the consumer makes of each frame, tests/fleet/test_sessions.py and others show without.
+pytestmark = [pytest.mark.e2e, pytest.mark.heavy, pytest.mark.timeout(120)]
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def house(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> Iterator[House]:
     house = House(tmp_path_factory.mktemp("house"))
     try:
         house.bus()
-        house.manage("migrate", "-v0")
+        shutil.copy(migrated, house.folder / migrated.name)
         house.key = house.manage("router_key", "e2e", "--manage")
         house.control_plane()
         house.agent("bystander")

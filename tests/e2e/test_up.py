@@ -21,6 +21,8 @@ from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
+# One start, one end and a refusal are for everybody. What starts much more, or again, takes too long for that.
+more_than_a_start = pytest.mark.heavy
 
 UP = (sys.executable, "manage.py", "up")
 
@@ -99,7 +101,7 @@ def runs() -> Iterator[list[Up]]:
             up.process.wait(30)
 
 
-@pytest.mark.heavy
+@more_than_a_start
 def test_first_answer_then_ctrl_c_then_the_same_fleet_again(tmp_path: Path, runs: list[Up]) -> None:
     up = Up(tmp_path)
     runs.append(up)
@@ -147,6 +149,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
             up.process.wait(30)
 
 
+@more_than_a_start
 def test_a_crashed_child_comes_back_and_is_named(plain: Up) -> None:
     children = Path(f"/proc/{plain.process.pid}/task/{plain.process.pid}/children").read_text().split()
     (pid,) = [int(child) for child in children if b"daphne" in Path(f"/proc/{child}/cmdline").read_bytes()]
@@ -165,6 +168,7 @@ def test_the_printed_key_asks_models_and_changes_no_fleet(plain: Up) -> None:
     assert plain.api("nodes") == []
 
 
+@more_than_a_start
 def test_without_the_demo_s_model_everything_else_runs(tmp_path: Path, runs: list[Up]) -> None:
     (tmp_path / "state").mkdir()
     file = tmp_path / "catalog.yaml"
@@ -193,6 +197,7 @@ def test_a_first_answer_that_does_not_come_ends_nothing(
     assert looks
 
 
+@more_than_a_start
 def test_two_runs_never_share_a_state_folder(plain: Up) -> None:
     argv = [sys.executable, "manage.py", "up", "--no-demo", "--web", f"127.0.0.1:{free_port()}"]
     argv += ["--router", f"127.0.0.1:{free_port()}"]

@@ -9,7 +9,8 @@ from tests.e2e.harness import House, wait_for
 from tests.support import tiny_hf
 from tests.support.hub import COMMIT, Hub, running
 
-pytestmark = [pytest.mark.e2e]
+# A whole house for what tests/agent/test_weights.py shows of the agent alone.
+pytestmark = [pytest.mark.e2e, pytest.mark.heavy]
 
 
 @pytest.mark.timeout(120)

@@ -3,7 +3,9 @@
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("nvml.c")
@@ -14,9 +16,16 @@ CLUSTER = "4f0e7a5c1d2b43968a7b0c1d2e3f4a5b"
 def build(folder: Path, *flags: str) -> Path:
     """The folder for LD_LIBRARY_PATH."""
     folder.mkdir(parents=True, exist_ok=True)
-    target = folder / "libnvidia-ml.so.1"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-w", *flags, "-o", str(target), str(SOURCE)], check=True)
+    (folder / "libnvidia-ml.so.1").write_bytes(compiled(*flags))
     return folder
+
+
+@cache
+def compiled(*flags: str) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "library"
+        subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-w", *flags, "-o", str(target), str(SOURCE)], check=True)
+        return target.read_bytes()
 
 
 def available() -> bool:
