@@ -161,7 +161,8 @@ class AgentConsumer(AsyncWebsocketConsumer):
             admission = await in_database(at_now, nodes.register_node, message=message, remote=self._remote)
         except FleetError as error:
             log.warning("agent.refused node=%s remote=%s code=%s", message.node_id, self._remote, error.code)
-            return await self._refuse(CloseCode.REFUSED, error.code, error.detail, error.hint)
+            close = CloseCode.UNAVAILABLE if error.code == nodes.STILL_HEARD else CloseCode.REFUSED
+            return await self._refuse(close, error.code, error.detail, error.hint)
         except AWAY as error:
             log.warning("agent.unavailable node=%s error=%s", message.node_id, type(error).__name__)
             return await self._refuse(

@@ -26,6 +26,9 @@ from fleet.services.transitions import move_node
 PAST_BOOTS_KEPT = 20
 #: Of a heartbeat under way, before a silent agent counts as gone.
 TAKEOVER_SLACK = timedelta(seconds=5)
+#: The code that turns another boot away for now, and how its session ends in the books.
+STILL_HEARD = "still_heard"
+ANOTHER_IS_HEARD = "turned away: an agent of another boot is heard"
 #: A machine that is refused the same name again and again is an event this often.
 SAME_REFUSAL = timedelta(hours=1)
 
@@ -60,18 +63,53 @@ def register_node(*, message: Register, remote: str, now: datetime) -> Admission
 
 
 def _register(message: Register, remote: str, now: datetime) -> Admission:
-    clone: Node | None = None
     with transaction.atomic():
         node, credential = _identify(message, remote)
         pair = f"{message.machine_id}/{message.boot_id}"
         previous = f"{node.machine_id}/{node.boot_id}" if node.boot_id else pair
-        if pair != previous and pair in node.past_boots:
-            # A boot that was superseded never comes back by itself: two machines are alive with one identity.
-            clone = node
-            _quarantine(node, remote)
-        else:
+        refusal = _meet_another_boot(node, message, remote) if pair != previous else None
+        if refusal is None:
             return _admit(node, message, remote, credential, rebooted=pair != previous, previous=previous, now=now)
-    raise _quarantined(clone)
+    raise refusal  # what was written of it stays
+
+
+def _meet_another_boot(node: Node, message: Register, remote: str) -> FleetError | None:
+    """A reboot, which means that its engines are dead; or a copy of the machine, beside which they live on.
+
+    So a reboot is believed once nothing was heard of the boot before for a heartbeat, which is less than machines need
+    to boot; of another machine for as long as makes a node unreachable. A boot that was superseded never comes back by
+    itself, and one that is heard after another was turned away lives beside that: two machines.
+    """
+    conf = fleet_conf()
+    silent, needed = liveness.unheard_for(node), conf.unreachable_after
+    if message.machine_id == node.machine_id:
+        needed = min(needed, conf.heartbeat + TAKEOVER_SLACK)
+    tries = AgentSession.objects.filter(node=node, boot_id=message.boot_id, close_reason=ANOTHER_IS_HEARD)
+    if silent < needed and node.last_seen_at is not None:
+        both = tries.filter(opened_at__lt=node.last_seen_at - TAKEOVER_SLACK).exists()
+    else:
+        both = False
+    if both or f"{message.machine_id}/{message.boot_id}" in node.past_boots:
+        _quarantine(node, remote)
+        return _quarantined(node)
+    if silent >= needed:
+        return None
+    if not tries.exists():
+        AgentSession.objects.create(
+            node=node,
+            remote=remote[:100],
+            instance_id=message.instance_id[:64],
+            boot_id=message.boot_id[:64],
+            closed_at=Now(),
+            close_reason=ANOTHER_IS_HEARD,
+        )
+    wait = math.ceil((needed - silent).total_seconds())
+    return FleetError(
+        STILL_HEARD,
+        f"cannot register {node.name} from {_machine(remote)} yet: an agent of another boot of it was heard "
+        f"{silent.total_seconds():.0f} s ago",
+        f"after a reboot it gets in by itself in {wait} s; on a copy of the machine run `python -m agent_client join`",
+    )
 
 
 def _identify(message: Register, remote: str) -> tuple[Node, str | None]:

@@ -14,7 +14,7 @@ from fleet.models import Event, Node, Replica, Shard
 from fleet.services import nodes, reconciler
 from fleet.services.commands import wire_name
 from fleet.services.replicas import LOOP, recompute
-from tests.fleet.test_reconciler import make_ready, model, ready_node, register, tell, tick
+from tests.fleet.test_reconciler import make_ready, model, ready_node, register, tell, tick, unheard
 
 pytestmark = pytest.mark.django_db
 
@@ -75,6 +75,7 @@ def test_a_reboot_costs_no_wait_and_one_reboot_after_another_does() -> None:
     tick()
     shard = make_ready(admission)
     found_gone = ShardReport(shard=wire_name(shard), epoch=1, state=ShardState.FAILED, code="lost_track")
+    unheard()
     admission = register(boot="boot-2", shards=(found_gone,), **same)
     tell(admission, shard, ShardState.FAILED, code="lost_track")  # what the agent makes of it comes once more
     assert Shard.objects.get().code == "node_rebooted"
@@ -84,5 +85,6 @@ def test_a_reboot_costs_no_wait_and_one_reboot_after_another_does() -> None:
     assert tick()
     assert Replica.objects.get().attempt == 2
     tell(admission, Shard.objects.get(epoch=2), ShardState.LOADING)
+    unheard()
     register(boot="boot-3", **same)
     assert Replica.objects.get().next_try_at

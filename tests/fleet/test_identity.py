@@ -1,12 +1,15 @@
 """Who may come under a name: an agent without an identity takes over only its own machine's, long unheard of."""
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.db.models import F
+from django.db.models.functions import Now
 from django.utils import timezone
 
-from fleet.models import Event, Listener, Node
+from fleet.domain.states import NodeStatus
+from fleet.models import AgentSession, Event, Listener, Node
 from fleet.services import nodes
 from fleet.services.errors import FleetError
 from tests.fleet.test_reconciler import ready_node, register
@@ -74,3 +77,63 @@ def test_who_is_refused_again_and_again_is_one_event(away: nodes.Admission) -> N
     with pytest.raises(FleetError):
         register(machine="another", remote="10.0.0.9:40003")
     assert Event.objects.filter(kind="node_id_taken").count() == 3
+
+
+# -- another boot under one identity ----------------------------------------------------------------------------------
+
+
+def turned_away(node: nodes.Admission, **fields: Any) -> FleetError:
+    with pytest.raises(FleetError) as refused:
+        register(node_uid=node.node_uid, credential=node.credential, **fields)
+    return refused.value
+
+
+def heard(seconds_ago: float = 0.0) -> None:
+    Listener.objects.update(seen_at=Now())
+    Node.objects.update(last_seen_at=Now() - timedelta(seconds=seconds_ago))
+
+
+@pytest.mark.parametrize(
+    ("machine", "seconds", "gets_in"),
+    [
+        ("machine-gpu-01", 1.0, False),
+        ("machine-gpu-01", 16.0, True),
+        ("another", 16.0, False),  # a disk in another machine: its old one must be as good as gone
+        ("another", 31.0, True),
+    ],
+)
+def test_another_boot_gets_in_once_the_one_before_is_silent(
+    away: nodes.Admission, machine: str, seconds: float, gets_in: bool
+) -> None:
+    heard(seconds)
+    if gets_in:
+        register(node_uid=away.node_uid, credential=away.credential, boot="boot-2", machine=machine)
+        assert Event.objects.filter(kind="node_rebooted").exists()
+        return
+    refusal = turned_away(away, boot="boot-2", machine=machine)
+    assert refusal.code == nodes.STILL_HEARD
+    assert refusal.detail.startswith("cannot register gpu-01 from 127.0.0.1 yet: an agent of another boot of it was")
+    assert "agent_client join" in refusal.hint
+    assert not Event.objects.filter(kind="node_rebooted").exists()
+    assert Node.objects.get().boot_id == "boot-1"
+
+
+def test_two_boots_that_are_both_heard_are_two_machines(listened: None) -> None:
+    node = ready_node()
+    for _ in range(3):
+        assert turned_away(node, boot="boot-2").code == nodes.STILL_HEARD
+    AgentSession.objects.filter(boot_id="boot-2").update(opened_at=Now() - timedelta(seconds=11))
+    assert AgentSession.objects.filter(boot_id="boot-2").count() == 1
+    heard()
+    assert turned_away(node, boot="boot-2").code == "quarantined"
+    assert Node.objects.get().status == NodeStatus.QUARANTINED
+    assert Event.objects.get(kind="node_quarantined").text.count("127.0.0.1") == 2
+
+
+def test_one_that_was_turned_away_and_then_not_heard_of_is_no_copy(listened: None) -> None:
+    node = ready_node()
+    turned_away(node, boot="boot-2")
+    AgentSession.objects.filter(boot_id="boot-2").update(opened_at=Now() - timedelta(seconds=16))
+    heard(16.0)
+    register(node_uid=node.node_uid, credential=node.credential, boot="boot-2")
+    assert Node.objects.get().status != NodeStatus.QUARANTINED

@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 from django.db import IntegrityError, transaction
+from django.db.models.functions import Now
 from django.utils import timezone
 
 from agent_client.protocol.messages import Register, Report, ShardReport
 from agent_client.protocol.states import ShardState
 from fleet.domain.actions import StartReplica
 from fleet.domain.states import CommandKind, CommandState, NodeStatus, ReplicaState, ReplicaWish
-from fleet.models import CatalogModel, Command, Event, Gpu, GpuClaim, Lease, Node, Replica, Shard
+from fleet.models import CatalogModel, Command, Event, Gpu, GpuClaim, Lease, Listener, Node, Replica, Shard
 from fleet.services import catalog, claims, nodes, operations, reconciler, reports
 from fleet.services.commands import desired_for, wire_name
 from fleet.services.errors import FleetError
@@ -58,6 +59,15 @@ def ready_node(name: str = "gpu-01", **fields: Any) -> nodes.Admission:
     admission = register(name, **fields)
     nodes.verify_node(node_id=admission.node_id, session_id=admission.session_id, now=timezone.now())
     return admission
+
+
+def unheard(seconds: float = 16.0) -> None:
+    """So long nothing has come from any node, though somebody listened."""
+    Listener.objects.get_or_create(
+        name="test", defaults={"started_at": Now() - datetime.timedelta(hours=1), "seen_at": Now()}
+    )
+    Listener.objects.update(seen_at=Now())
+    Node.objects.update(last_seen_at=Now() - datetime.timedelta(seconds=seconds))
 
 
 def model(name: str = "qwen", replicas: int = 1, **profile: Any) -> None:
@@ -274,6 +284,7 @@ def test_a_reboot_means_that_all_engines_are_dead() -> None:
     model()
     tick()
     make_ready(admission)
+    unheard()
     register(node_uid=admission.node_uid, credential=admission.credential, boot="boot-2")
     assert Shard.objects.get().code == "node_rebooted"
     assert not GpuClaim.objects.filter(released_at__isnull=True).exists()
@@ -283,6 +294,7 @@ def test_a_cloned_identity_quarantines_both() -> None:
     """Failures 6."""
     admission = ready_node()
     same = {"node_uid": admission.node_uid, "credential": admission.credential}
+    unheard()
     register(boot="boot-2", **same)
     with pytest.raises(FleetError) as refused:
         register(boot="boot-1", **same)
@@ -410,6 +422,7 @@ def test_an_order_that_a_rebooted_node_never_got_is_still_to_be_carried_out() ->
     admission = ready_node()
     model()
     tick()
+    unheard()
     register(node_uid=admission.node_uid, credential=admission.credential, boot="boot-2")
     assert Shard.objects.get().state == ShardState.ASSIGNED
     assert Command.objects.get().state == CommandState.OPEN

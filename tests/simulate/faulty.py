@@ -15,7 +15,7 @@ from agent_client.supervisor import Supervisor, engine
 from fleet import snapshots
 from fleet.domain import reconcile
 from fleet.models import Shard
-from fleet.services import claims, commands, liveness, reports, returns, starting
+from fleet.services import claims, commands, liveness, nodes, reports, returns, starting
 
 
 def cards_are_free_before_they_are_empty(patch: pytest.MonkeyPatch) -> None:
@@ -127,3 +127,8 @@ def claims_outlive_their_shards(patch: pytest.MonkeyPatch) -> None:
 
 def nobody_is_welcomed_back(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(returns, "welcome", lambda node, **_: None)
+
+
+def every_boot_is_believed(patch: pytest.MonkeyPatch) -> None:
+    """A copy of a machine is taken for its reboot while the machine lives."""
+    patch.setattr(nodes, "_meet_another_boot", lambda *_: None)

@@ -1,8 +1,10 @@
-"""Faults that look like none: processes that pause and go on, and rows that a person deletes in the middle of it."""
+"""Faults that look like none: processes that pause and go on, rows that a person deletes, files of old."""
 
 import contextlib
+import shutil
 from typing import TYPE_CHECKING
 
+from fleet.domain.states import NodeStatus
 from fleet.models import CatalogModel, Node
 from fleet.services import catalog, operations
 from fleet.services.errors import FleetError
@@ -80,3 +82,42 @@ def join_anew(world: World, machine: Machine) -> None:
     world.kill_agent(machine)
     (machine.folder / "identity.json").unlink(missing_ok=True)
     world.start_agent(machine)
+
+
+def old_ledger_is_put_back(world: World, judge: "Judge") -> None:
+    """What a restored backup does: the ledger tells of engines that ended, and not of those that run."""
+    machine = world.chance.choice(world.machines)
+    ledger = machine.folder / "ledger.json"
+    if ledger.exists():
+        old = ledger.read_bytes()
+        world.after(world.chance.uniform(1.0, 20.0), _put_back, world, machine, old)
+
+
+def _put_back(world: World, machine: Machine, old: bytes) -> None:
+    if not world.over:
+        world.kill_agent(machine)
+        world.note(f"an old ledger of {machine.name} is put back")
+        (machine.folder / "ledger.json").write_bytes(old)
+        world.after(world.chance.uniform(0.1, 10.0), world.start_agent, machine)
+
+
+def identity_is_copied(world: World, judge: "Judge") -> None:
+    """A machine's disk is cloned, with its machine id or without: two agents live with one identity."""
+    original = world.chance.choice(world.machines)
+    if world.copy is not None or not (original.folder / "identity.json").exists():
+        return
+    world.note(f"a copy of {original.name} comes")
+    same_id = world.chance.random() < 0.5
+    world.copy = Machine(f"{original.name}-copy", len(original.uuids), original.folder.with_name("copy"))
+    world.copy.node_id, world.copy.machine_id = original.name, original.machine_id if same_id else "machine-copy"
+    shutil.copytree(original.folder, world.copy.folder)
+    world.start_agent(world.copy)
+
+
+def take_copy_away(world: World) -> None:
+    """What an operator does about it: the copy is switched off, and who was quarantined is released."""
+    if world.copy is None:
+        return
+    world.reboot(world.copy)
+    for node in Node.objects.filter(status=NodeStatus.QUARANTINED):
+        operations.release_quarantine(node=node, actor="simulation")

@@ -14,6 +14,7 @@ class Machine:
 
     def __init__(self, name: str, cards: int, folder: Path) -> None:
         self.name, self.folder = name, folder
+        self.node_id, self.machine_id = name, f"machine-{name}"
         self.uuids = [f"GPU-{name}-{index}" for index in range(cards)]
         self.sick: set[str] = set()
         self.boots = 0

@@ -283,6 +283,8 @@ FAULTS: list[Fault] = [
     hostile.worker_is_paused_between_decision_and_deed,
     hostile.model_is_deleted,
     hostile.node_is_deleted,
+    hostile.old_ledger_is_put_back,
+    hostile.identity_is_copied,
 ]
 
 
@@ -303,6 +305,7 @@ def heal(world: World) -> None:
         world.go_on(process)
     world.start_web()
     world.start_worker()
+    hostile.take_copy_away(world)
     for machine in world.machines:
         hostile.join_anew(world, machine)
 
@@ -392,6 +395,8 @@ class Judge:
         That one may even be started last: by an agent that was paused with the order in its hands.
         """
         older = min(engine, other, key=lambda each: each.epoch).node
+        if self._world.copy is not None and Event.objects.filter(kind="node_rebooted", node__name=older).exists():
+            return  # it was silent when its copy came, which looks like a reboot
         if older not in self.deleted and not Event.objects.filter(kind="node_lost", node__name=older).exists():
             raise Broken(f"{engine.node}: {engine.label} was started while {other.label} lives on {other.node}")
 

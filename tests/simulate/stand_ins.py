@@ -106,7 +106,7 @@ def patched(world: "World") -> Iterator[None]:
             ("agent_client.link", "time", time),
             ("agent_client.hardware.watch", "time", time),
             ("agent_client.app", "boot_id", lambda: node().boot_id),
-            ("agent_client.app", "machine_id", lambda: f"machine-{node().name}"),
+            ("agent_client.app", "machine_id", lambda: node().machine_id),
             ("agent_client.app", "Discovery", lambda options: SimpleNamespace(look=node().inventory)),
             ("agent_client.app", "signal", SimpleNamespace(SIGTERM=15, SIGINT=2)),
             ("agent_client.preflight", "available_engines", lambda config: {"echo": "", "vllm": ""}),

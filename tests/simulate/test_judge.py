@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 from django.db import IntegrityError
 
-from tests.simulate import faulty, schedule
+from tests.simulate import faulty, hostile, schedule
 from tests.simulate.kernel import Broken
 from tests.simulate.schedule import Fault, story
 from tests.simulate.test_schedules import _database_in_the_loop  # noqa: F401  (its fixture serves here too)
@@ -40,6 +40,7 @@ SLOW: list[tuple[Mistake, list[Fault]]] = [
     (faulty.cordons_are_overlooked, [schedule.someone_acts]),
     (faulty.claims_outlive_their_shards, [schedule.engine_dies]),
     (faulty.nobody_is_welcomed_back, [schedule.web_dies]),
+    (faulty.every_boot_is_believed, [hostile.identity_is_copied]),
 ]
 
 

@@ -78,6 +78,7 @@ class World:
         self.lost_answers = 0.0  # share of what the database did and the caller never heard of
         self.stale_share = 0.0  # of the reconciler's ticks, which decide on an old snapshot
         self.fetch: Any = None  # stands in for Agent._fetch, where a story has models by hub id
+        self.copy: Machine | None = None  # of one of the machines, disk and identity
         self.over = False
         self._dying = False
         self.processes: list[Process] = []
@@ -135,7 +136,7 @@ class World:
     async def _agent(self, machine: Machine) -> None:
         config = AgentConfig(
             server="ws://127.0.0.1:1",
-            node_id=machine.name,
+            node_id=machine.node_id,
             mgmt_addr="127.0.0.1",
             state_dir=machine.folder,
             join_secret=JOIN_SECRET,
