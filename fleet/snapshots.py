@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from functools import lru_cache
@@ -39,6 +39,7 @@ _GPU_FIELDS = (
         "processes_text",
         "schedulable",
         "cordon_reason",
+        "orphans_text",
     ),
 )
 _PORT_FIELDS = (
@@ -182,6 +183,7 @@ def _cards(gpus: QuerySet[Gpu], holders: Mapping[int, tuple[str, int]]) -> Mappi
     """By node. `holders`: card → who holds it, and which attempt of it."""
     found: dict[int, list[GpuView]] = defaultdict(list)
     told = gpus.annotate(**{f"{name}_text": Cast(name, TextField()) for name in ("mig", "problems", "processes")})
+    told = told.annotate(orphans_text=Cast("node__orphans", TextField()))
     for row in told.order_by().values_list(*_GPU_FIELDS):
         found[row[1]].append(_gpu(row, holders.get(row[0], _NOBODY)))
     return found
@@ -191,18 +193,19 @@ def _cards(gpus: QuerySet[Gpu], holders: Mapping[int, tuple[str, int]]) -> Mappi
 def _gpu(row: tuple[Any, ...], held: tuple[str, int]) -> GpuView:
     """Cards are many, and from one look to the next hardly any has changed."""
     pk, node, uuid, index, gpu_class, total, used, capability, domain, spans_nodes, *more = row
-    mig, placeable, present, problems, told, schedulable, cordon_reason = more
-    processes = _list(told)
-    foreign = [each for each in processes if each.get("foreign", True)]
+    mig, placeable, present, problems, told, schedulable, cordon_reason, orphans = more
+    processes, unclaimed = _list(told), [] if held[0] else _list(orphans)
+    # What is ours on a card that nobody claims ends soon, or is an engine that no replica claims while one is there.
+    foreign = [each for each in processes if each.get("foreign", True) or unclaimed]
     sizes = [each["memory_mib"] for each in foreign if isinstance(each.get("memory_mib"), int)]
-    first = f"{foreign[0].get('name') or 'a process'} (pid {foreign[0].get('pid')})" if foreign else ""
+    first = who(foreign[0], unclaimed) if foreign else ""
     return GpuView(
         pk=pk,
         uuid=uuid,
         index=index if index is not None else -1,
         gpu_class=gpu_class,
         memory_total_mib=total,
-        memory_used_mib=_used_by_others(used, processes),
+        memory_used_mib=_used_by_others(used, () if unclaimed else processes),
         compute_capability=capability,
         domain=domain if not domain or spans_nodes else f"{node}/{domain}",
         usable=present and placeable,
@@ -229,7 +232,18 @@ def _first_text(problems: list[dict[str, Any]]) -> str:
     return str(problems[0].get("text", "")) if problems else ""
 
 
-def _used_by_others(used: int | None, processes: list[dict[str, Any]]) -> int | None:
+def who(process: dict[str, Any], orphans: list[dict[str, Any]]) -> str:
+    """A process on a card that no replica has. `orphans`: engines on its node that no replica claims."""
+    pid = process.get("pid")
+    if process.get("foreign", True):
+        return f"{process.get('name') or 'a process'} (pid {pid})"
+    # An agent tells an engine's leader, and on the card may be a process that this has started.
+    one = [each for each in orphans if pid in each["pids"]] or orphans
+    names = f"{one[0]['shard']} attempt {one[0]['attempt']}" if len(one) == 1 else f"one of {len(one)}"
+    return f"an engine that no replica claims ({names}, pid {pid})"
+
+
+def _used_by_others(used: int | None, processes: Iterable[dict[str, Any]]) -> int | None:
     """Without what engines of ours held at the last look: they have ended where the card is not claimed any more."""
     ours = [each.get("memory_mib") for each in processes if not each.get("foreign", True)]
     if used is None or any(not isinstance(size, int) for size in ours):

@@ -10,6 +10,7 @@ from django.utils.safestring import SafeString
 from fleet.admin.display import facts, link, table, when
 from fleet.admin.page import Act, Page, acts, sections
 from fleet.models import Adapter, Gpu, GpuClaim
+from fleet.snapshots import who
 
 
 def page(gpu: Gpu, now: datetime) -> Page:
@@ -34,7 +35,13 @@ def page(gpu: Gpu, now: datetime) -> Page:
         for claim, shard in ((claim, claim.shard) for claim in claims)
     ]
     processes = [
-        (each.get("pid"), each.get("name"), each.get("user"), each.get("memory_mib"), _whose(each))
+        (
+            each.get("pid"),
+            each.get("name"),
+            each.get("user"),
+            each.get("memory_mib"),
+            _whose(each, gpu, held is not None),
+        )
         for each in gpu.processes
         if isinstance(each, dict)
     ]
@@ -70,8 +77,10 @@ def _end(claim: GpuClaim, now: datetime) -> SafeString | str:
     return when(claim.released_at, now) if claim.released_at else "now"
 
 
-def _whose(process: dict[str, Any]) -> str:
-    return "someone else's" if process.get("foreign", True) else "ours"
+def _whose(process: dict[str, Any], gpu: Gpu, held: bool) -> str:
+    if process.get("foreign", True):
+        return "someone else's"
+    return "ours" if held or not gpu.node.orphans else "ours, of no replica"
 
 
 def memory(gpu: Gpu) -> str:
@@ -97,9 +106,10 @@ def nobody(gpu: Gpu) -> str:
     """Of a card without a claim: whose it is then."""
     if not gpu.schedulable:
         return f"nobody; cordoned: {gpu.cordon_reason}" if gpu.cordon_reason else "nobody; cordoned"
-    foreign = [each for each in gpu.processes if isinstance(each, dict) and each.get("foreign", True)]
-    if foreign:
-        return f"{foreign[0].get('name') or 'a process'} (pid {foreign[0].get('pid')})"
+    orphans = gpu.node.orphans
+    theirs = [each for each in gpu.processes if isinstance(each, dict) and (each.get("foreign", True) or orphans)]
+    if theirs:
+        return who(theirs[0], orphans)
     return "nobody" if gpu.placeable else "-"
 
 

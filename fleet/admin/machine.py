@@ -35,6 +35,7 @@ def page(node: Node, now: datetime) -> Page:
             ("Good to know", told_problems([("", text, "") for text in _warnings(node)])),
             ("GPUs", _cards(node)),
             ("Runs there", _shards(node, now)),
+            ("Runs there, but no replica claims it", _orphans(node, now)),
             ("Adapters", _adapters(node)),
             ("Machine and agent", _facts(node, now)),
             ("Events", story(Event.objects.filter(node=node)[:30], now)),
@@ -193,6 +194,20 @@ def _shards(node: Node, now: datetime) -> SafeString | str:
         for s in living(node)
     ]
     return table(("replica", "rank", "state", "since", "GPUs", "pid", "endpoint", "requests", "reason"), rows)
+
+
+def _orphans(node: Node, now: datetime) -> SafeString | str:
+    """Each is told to end at every report of its agent that still has it."""
+    rows = [
+        (
+            each["shard"],
+            each["attempt"],
+            ", ".join(map(str, each["pids"])),
+            when(datetime.fromisoformat(each["since"]), now),
+        )
+        for each in node.orphans
+    ]
+    return table(("shard", "attempt", "pid", "since"), rows)
 
 
 def _facts(node: Node, now: datetime) -> SafeString | str:

@@ -67,6 +67,7 @@ class NodeSerializer(serializers.ModelSerializer[Node]):
             "engines",
             "connected",
             "last_seen_at",
+            "orphans",
             "inventory",
             "inventory_stale_seconds",
             "gpus",

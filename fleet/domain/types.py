@@ -26,7 +26,7 @@ class GpuView:
     cordon_reason: str = ""
     holder: str = ""  # label of the replica whose live claim it is
     holder_attempt: int = 0  # whose shard holds it; an older one than the replica's is still ending
-    foreign: str = ""  # a process that is not ours
+    foreign: str = ""  # a process that is not ours, or of an engine that no replica claims
     foreign_mib: int | None = None  # of all such processes together
 
     @property

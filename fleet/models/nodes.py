@@ -38,6 +38,7 @@ class Node(models.Model):
     labels = models.JSONField(default=dict, blank=True)
     fabrics = models.JSONField(default=list, blank=True)
     engines = models.JSONField(default=dict, blank=True)  # engine kind → version
+    orphans = models.JSONField(default=list, blank=True)  # engines that no replica claims, by its agent's last word
     inventory = models.JSONField(default=dict, blank=True)  # as reported, DESIGN.md section 5
     inventory_fingerprint = models.CharField(max_length=64, blank=True)
     inventory_at = models.DateTimeField(null=True, blank=True)

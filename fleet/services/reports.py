@@ -1,6 +1,6 @@
 """What agents say of their shards. Reports are whole and may be lost, doubled or late: each is a level, not an edge."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -10,13 +10,11 @@ from django.db.models.functions import Now
 from agent_client.protocol.messages import Report, ShardReport
 from agent_client.protocol.states import ENDED_SHARD_STATES, FailureCode, ShardState
 from fleet import doorbell
-from fleet.domain.states import NODE_REBOOTED, CommandKind, CommandState, NodeStatus, Severity
-from fleet.domain.words import counted
-from fleet.models import Command, Event, Node, Shard
-from fleet.services import claims, commands, inventory, returns
+from fleet.domain.states import NODE_REBOOTED, CommandKind, CommandState, NodeStatus
+from fleet.models import Command, Node, Shard
+from fleet.services import claims, commands, inventory, orphans, returns
 from fleet.services.commands import wire_name
 from fleet.services.errors import StaleTransition
-from fleet.services.events import record
 from fleet.services.replicas import keep_record, recompute
 from fleet.services.transitions import move_shard
 
@@ -27,10 +25,8 @@ def apply_shard_status(*, node_id: int, session_id: int, report: ShardReport, no
     if not Node.objects.filter(pk=node_id, session_id=session_id).exists():
         return False  # a newer session speaks for the node
     shard = _find(node_id, report)
-    if shard is None:
-        return report.state not in ENDED_SHARD_STATES
-    if shard.state in ENDED_SHARD_STATES:
-        return report.state not in ENDED_SHARD_STATES
+    if shard is None or shard.state in ENDED_SHARD_STATES:
+        return orphans.store_one(node_id, report, now=now)
     astray = _apply(shard, report)
     recompute(shard.replica_id, now=now)
     keep_record(shard.replica_id, report)
@@ -62,11 +58,11 @@ def apply_shards(node: Node, reports: Iterable[ShardReport], *, now: datetime, r
     touched: set[int] = set()
     told: list[tuple[int, ShardReport]] = []
     astray = False
-    orphans: list[ShardReport] = []
+    unclaimed: list[ShardReport] = []
     for report in reports if not rebooted else ():  # what ran is dead, whatever an agent's ledger makes of it
         shard = live.pop((report.shard, report.epoch), None)
         if shard is None:
-            orphans += [report] if report.state not in ENDED_SHARD_STATES else []
+            unclaimed += [report] if report.state not in ENDED_SHARD_STATES else []
             continue
         astray = _apply(shard, report) or astray
         touched.add(shard.replica_id)
@@ -81,25 +77,8 @@ def apply_shards(node: Node, reports: Iterable[ShardReport], *, now: datetime, r
         recompute(replica_id, now=now)
     for replica_id, report in told:
         keep_record(replica_id, report)
-    _tell_orphans(node, orphans)
-    return astray or bool(orphans)
-
-
-def _tell_orphans(node: Node, orphans: Sequence[ShardReport]) -> None:
-    """Engines that no replica claims are told to end by the sync that follows; who looks for them finds them by name.
-
-    They are told of again and again until they have ended, and the same words are no news.
-    """
-    if not orphans:
-        return
-    names = "; ".join(
-        f"{each.shard} attempt {each.epoch}" + (f" (pids {', '.join(map(str, each.pids))})" if each.pids else "")
-        for each in sorted(orphans, key=lambda each: (each.shard, each.epoch))[:10]
-    )
-    text = f"{node.name} runs {counted(len(orphans), 'engine')} that no replica claims, told to end: {names}"
-    newest = Event.objects.filter(node=node, kind="engines_orphaned").order_by("-id").first()
-    if newest is None or newest.text != text:
-        record("engines_orphaned", text, severity=Severity.WARNING, node_id=node.pk)
+    orphans.store(node, unclaimed, now=now)
+    return astray or bool(unclaimed)
 
 
 @transaction.atomic

@@ -1,17 +1,20 @@
 """An engine that no replica claims is told to end, and to who looks at the node."""
 
 import uuid
+from typing import Any
 
 import pytest
+from django.core.management import call_command
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
 from agent_client.protocol.messages import Report, ShardReport
 from agent_client.protocol.states import ShardState
-from fleet.models import Event
+from fleet.models import Event, Gpu, GpuClaim, Node
 from fleet.services import reports
-from tests.fleet.test_reconciler import ready_node
+from fleet.services.nodes import Admission
+from tests.fleet.test_reconciler import gpu, model, ready_node, register, tick, unheard
 
 pytestmark = pytest.mark.django_db
 
@@ -31,3 +34,86 @@ def test_an_orphan_is_told_once_by_name_and_pids_and_its_agent_is_brought_into_l
     ended = ShardReport(shard=orphan.shard, epoch=3, state=ShardState.STOPPED)
     assert not reports.apply_whole_report(report=Report(shards=(ended,)), **of)
     assert Event.objects.filter(kind="engines_orphaned").count() == 1
+
+
+def orphan(state: ShardState = ShardState.READY, *, shard: str = "", pid: int = 4242) -> ShardReport:
+    return ShardReport(shard=shard or f"{uuid.uuid4()}/0", epoch=3, state=state, pids=(pid,))
+
+
+def say(admission: Admission, *shards: ShardReport, **fields: Any) -> None:
+    of = {"node_id": admission.node_id, "session_id": admission.session_id, "now": timezone.now()}
+    reports.apply_whole_report(report=Report(shards=shards, **fields), **of)
+
+
+def say_one(admission: Admission, report: ShardReport) -> bool:
+    of = {"node_id": admission.node_id, "session_id": admission.session_id, "now": timezone.now()}
+    return reports.apply_shard_status(report=report, **of)
+
+
+def orphans() -> list[dict[str, Any]]:
+    return list(Node.objects.get().orphans)
+
+
+def test_what_nobody_asked_for_is_listed_for_as_long_as_its_agent_reports_it(admin_client: Client) -> None:
+    admission, one, other = ready_node("gpu-01"), orphan(), orphan(pid=4343)
+    say(admission, one)
+    (first,) = orphans()
+    say(admission, one, other)
+    assert [each for each in orphans() if each["shard"] == one.shard] == [first]  # since it was first seen
+    shown = admin_client.get("/api/v1/nodes/gpu-01/").json()["orphans"]
+    assert {(each["shard"], each["attempt"], *each["pids"]) for each in shown} == {
+        (one.shard, 3, 4242),
+        (other.shard, 3, 4343),
+    }
+    page = admin_client.get(reverse("admin:fleet_node_change", args=[admission.node_id])).content.decode()
+    assert "Runs there, but no replica claims it" in page
+    assert one.shard in page
+    say(admission, other)
+    assert [each["shard"] for each in orphans()] == [other.shard]
+    say(admission)
+    assert orphans() == []
+    page = admin_client.get(reverse("admin:fleet_node_change", args=[admission.node_id])).content.decode()
+    assert "Runs there, but no replica claims it" not in page
+
+
+def test_one_engines_word_of_its_own_counts_as_well() -> None:
+    admission, one = ready_node("gpu-01"), orphan()
+    assert say_one(admission, one)
+    (first,) = orphans()
+    assert say_one(admission, one)
+    assert orphans() == [first]
+    assert not say_one(admission, orphan(ShardState.STOPPED, shard=one.shard))
+    assert orphans() == []
+
+
+def test_what_an_agent_registers_with_is_listed_and_a_reboot_ends_it() -> None:
+    admission = ready_node("gpu-01", shards=(orphan(),))
+    assert len(orphans()) == 1
+    unheard()
+    register("gpu-01", boot="boot-2", node_uid=admission.node_uid, credential=admission.credential, shards=(orphan(),))
+    assert orphans() == []
+
+
+@pytest.mark.parametrize("pid", [4242, 5000])
+def test_an_orphan_on_a_card_is_named_where_it_is_in_the_way(
+    pid: int, admin_client: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its agent tells the leader of an engine's processes, and on the card is that or one that it started."""
+    process = {"pid": pid, "name": "python", "memory_mib": 70_000, "foreign": False}
+    admission = ready_node("gpu-01", inventory={"gpus": [gpu(0, memory_used_mib=70_000, processes=[process])]})
+    model()
+    one = orphan()
+    say(admission, one)
+    assert tick() == 1  # that it does not fit
+    call_command("explain", "qwen")
+    told = f"is used by an engine that no replica claims ({one.shard} attempt 3, pid {pid}), 70000 MiB"
+    assert told in capsys.readouterr().out
+    card = admin_client.get("/api/v1/nodes/gpu-01/ledger/").json()
+    assert "an engine that no replica claims" in str(card)
+    page = admin_client.get(reverse("admin:fleet_gpu_change", args=[Gpu.objects.get().pk])).content.decode()
+    assert "gpu-01 GPU 0 is held by an engine that no replica claims" in page
+    assert "ours, of no replica" in page
+    assert not GpuClaim.objects.exists()
+    say(admission)  # the cards were looked at before it ended
+    tick()
+    assert GpuClaim.objects.count() == 1

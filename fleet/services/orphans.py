@@ -1,0 +1,69 @@
+"""Engines that an agent runs and no replica claims: a list on the node's row, which follows the agent's newest word."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from agent_client.protocol.messages import ShardReport
+from agent_client.protocol.states import ENDED_SHARD_STATES
+from fleet import doorbell
+from fleet.domain.states import Severity
+from fleet.domain.words import counted
+from fleet.models import Event, Node
+from fleet.services.events import record
+
+
+def store(node: Node, reports: Sequence[ShardReport], *, now: datetime) -> None:
+    """All that run there. Within a transaction that holds the node's row."""
+    known = {(each["shard"], each["attempt"]): each["since"] for each in node.orphans}
+    ordered = sorted(reports, key=lambda each: (each.shard, each.epoch))
+    _put(node, [_entry(each, known.get((each.shard, each.epoch)) or _text(now)) for each in ordered])
+    _tell(node)
+
+
+def store_one(node_id: int, report: ShardReport, *, now: datetime) -> bool:
+    """One engine's word of its own; True while it runs, so that its agent must be told to end it."""
+    runs = report.state not in ENDED_SHARD_STATES
+    node = Node.objects.select_for_update().get(pk=node_id)
+    key = (report.shard, report.epoch)
+    found = next((each for each in node.orphans if (each["shard"], each["attempt"]) == key), None)
+    others = [each for each in node.orphans if each is not found]
+    if runs:
+        others.append(_entry(report, found["since"] if found else _text(now)))
+    _put(node, sorted(others, key=lambda each: (each["shard"], each["attempt"])))
+    return runs
+
+
+def _put(node: Node, orphans: list[dict[str, Any]]) -> None:
+    if node.orphans == orphans:
+        return
+    node.orphans = orphans
+    Node.objects.filter(pk=node.pk).update(orphans=orphans)
+    doorbell.ring_reconcile()  # cards that they use are in nobody's way any more, or are now
+
+
+def _entry(report: ShardReport, since: str) -> dict[str, Any]:
+    return {"shard": report.shard, "attempt": report.epoch, "pids": list(report.pids), "since": since}
+
+
+def _text(at: datetime) -> str:
+    return at.isoformat().replace("+00:00", "Z")
+
+
+def _tell(node: Node) -> None:
+    """Engines that no replica claims are told to end by the sync that follows; who looks for them finds them by name.
+
+    They are told of again and again until they have ended, and the same words are no news.
+    """
+    if not node.orphans:
+        return
+    names = "; ".join(map(_name, node.orphans[:10]))
+    text = f"{node.name} runs {counted(len(node.orphans), 'engine')} that no replica claims, told to end: {names}"
+    newest = Event.objects.filter(node=node, kind="engines_orphaned").order_by("-id").first()
+    if newest is None or newest.text != text:
+        record("engines_orphaned", text, severity=Severity.WARNING, node_id=node.pk)
+
+
+def _name(orphan: Mapping[str, Any]) -> str:
+    pids = ", ".join(map(str, orphan["pids"]))
+    return f"{orphan['shard']} attempt {orphan['attempt']}" + (f" (pids {pids})" if pids else "")
