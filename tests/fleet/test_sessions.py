@@ -275,8 +275,8 @@ async def run_schedule(agent: Agent, listeners: list[Listener], patched: dict[st
 @pytest.mark.parametrize(
     ("schedules", "seed"),
     [
-        (50, 1),
-        pytest.param(300, 2, marks=pytest.mark.heavy),
+        (15, 1),
+        pytest.param(335, 2, marks=pytest.mark.heavy),
         *(
             pytest.param(1000, seed, marks=[pytest.mark.long, pytest.mark.timeout(300)], id=f"1000 from seed {seed}")
             for seed in range(3, 13)

@@ -35,7 +35,10 @@ KINDS = [(2, 0.8, 0.9), (4, 0.3, 0.5), (4, 0.8, 0.5), (4, 0.95, 0.1), (4, 1.05, 
 HARDEST = KINDS[4]
 
 
-@pytest.mark.parametrize(("replicas", "load", "hot"), KINDS)
+@pytest.mark.parametrize(
+    ("replicas", "load", "hot"),
+    [pytest.param(*kind, marks=[pytest.mark.heavy] if kind[1] > 0.9 else []) for kind in KINDS],  # these take longest
+)
 def test_affinity_finds_more_cached_and_costs_no_tenth_of_the_p99(replicas: int, load: float, hot: float) -> None:
     check_promise(range(3), replicas=replicas, load=load, hot=hot, seconds=160 / replicas)
 

@@ -123,6 +123,7 @@ def test_a_usage_log_has_a_line_a_request_from_all_processes_and_may_be_moved_aw
     assert "usage is not written" not in alone.said()
 
 
+@pytest.mark.heavy  # three starts of a router
 def test_a_months_tokens_outlive_a_restart_with_a_state_folder(alone: Alone) -> None:
     state = alone.folder / "state"
     router = alone.router("--state-dir", str(state), tokens_per_month=TOKENS)
