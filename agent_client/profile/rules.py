@@ -4,6 +4,7 @@ Nothing is refused on a guess: a figure that is not known makes no problem, and 
 done without (weights, and in vLLM the cache of one whole request).
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -33,6 +34,8 @@ _ELSEWHERE = (
 )
 #: Whose need of memory is known.
 _MEASURED = (EngineKind.VLLM, EngineKind.SGLANG)
+#: Of a card, that may be asked for: the rest is what driver and engine hold outside of the share.
+MOST_SHARE = 0.95
 _SHARE_KNOWN_MIB = 256  # what a driver keeps of an idle card
 
 
@@ -73,7 +76,9 @@ def memory(on: Subject, made: MemoryEstimate) -> Iterator[Problem]:
         return
     budget, weights = made.budget(total), made.weights
     have = _have(made, total)
-    if weights >= budget:
+    if small := _small_share(on, made, total):
+        yield small
+    elif weights >= budget:
         yield on.problem(
             "memory_weights",
             "tensor_parallel",
@@ -91,6 +96,45 @@ def memory(on: Subject, made: MemoryEstimate) -> Iterator[Problem]:
             f"{weights / GIB:.1f} GiB; {have}",
             f"set max_model_len to {most} or less{half}, or use more GPUs",
         )
+
+
+def floor_bytes(on: Subject, made: MemoryEstimate | None = None) -> int | None:
+    """What the share of each GPU must hold at least; None where it is not known, or arguments make it another."""
+    made = made or estimate(on.profile, on.facts)
+    if on.profile.engine not in _MEASURED or on.has_argument(*_ELSEWHERE) or made.weights is None:
+        return None
+    whole = made.least if on.is_vllm else None
+    return made.weights + 1 if whole is None else whole  # a cache of some size beside the weights
+
+
+def share_needed(need: int, total_mib: int) -> float:
+    """The share of a card that holds so many bytes, as people write it: rounded up to hundredths."""
+    return math.ceil(100 * need / (total_mib * MIB)) / 100
+
+
+def told_share(share: float, total_mib: int, floor: int, *, with_cache: bool) -> str:
+    """ "a share of 0.3 of the card's 79.6 GiB is 23.9 GiB, and weights and the smallest cache need 31.0 GiB"."""
+    has, card = share * total_mib * MIB / GIB, total_mib * MIB / GIB
+    what = "weights and the smallest cache need" if with_cache else "the weights alone need"
+    return f"a share of {share:g} of the card's {card:.1f} GiB is {has:.1f} GiB, and {what} {floor / GIB:.1f} GiB"
+
+
+def _small_share(on: Subject, made: MemoryEstimate, total: int) -> Problem | None:
+    """More of the same card would do: then the share that the profile asks for is what is wrong."""
+    asked, floor = on.profile.gpu_memory_utilization, floor_bytes(on, made)
+    if asked is None or floor is None or floor <= made.budget(total) or share_needed(floor, total) > MOST_SHARE:
+        return None
+    enough = share_needed(floor, total)
+    if made.total is not None and share_needed(made.total, total) <= MOST_SHARE:
+        enough = max(enough, share_needed(made.total, total))  # what the engine takes beside both
+    context = made.cache.most_context(made.budget(total) - (made.weights or 0)) if made.cache is not None else 0
+    shorter = f", or max_model_len to {context} or less" if on.is_vllm and made.least is not None and context else ""
+    return on.problem(
+        "memory_share",
+        "gpu_memory_utilization",
+        told_share(asked, total, floor, with_cache=on.is_vllm and made.least is not None),
+        f"set gpu_memory_utilization to {enough:g} or more{shorter}",
+    )
 
 
 def _tight(on: Subject, made: MemoryEstimate) -> Iterator[Problem]:

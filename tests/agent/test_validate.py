@@ -111,6 +111,7 @@ WRONG: list[tuple[Callable[[Node], Any], str, dict[str, Any], str, str]] = [
     (nothing, FP8, {"engine": "sglang", "gpu_class": T4}, "quantization_unsupported", "8.0, Tesla T4 has 7.5"),
     (nothing, LLAMA70, {}, "memory_weights", "131.4 GiB of each GPU, 73.3 of 79.6 GiB"),
     (nothing, LLAMA8, {"gpu_class": L4}, "memory_context", "131072 tokens needs 16.0 GiB"),
+    (nothing, LLAMA8, {"gpu_memory_utilization": 0.3}, "memory_share", "0.3 of the card's 79.6 GiB is 23.9 GiB"),
     (nothing, QWEN8, {"pipeline_parallel": 40, "nvlink": "off"}, "too_many_stages", "40 is more than its 36 layers"),
     (nothing, QWEN8, {"expert_parallel": True}, "no_experts", "it has no experts"),
     (

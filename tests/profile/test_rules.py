@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_client.profile.model_facts import ModelFacts
-from agent_client.profile.rules import RULES, judge
+from agent_client.profile.rules import RULES, floor_bytes, judge
 from agent_client.profile.shapes import fitting_tensor_parallel
 from agent_client.profile.subject import Card, Subject
 from tests.profile.models import H100, MODELS, T4, facts_of, subject
@@ -113,6 +113,21 @@ WRONG: list[tuple[str, str, str, list[Card], dict[str, Any]]] = [
     ("memory_weights", "weights take 131.4 GiB of each GPU, 73.3 of 79.6 GiB", LLAMA70, [H100], {}),
     ("memory_weights", "weights take 15.0 GiB of each GPU", LLAMA8, [T4], {"dtype": "float16"}),
     ("memory_context", "one request of 131072 tokens needs 16.0 GiB of KV cache", LLAMA8, [SMALL], {}),
+    (
+        "memory_share",
+        "a share of 0.3 of the card's 79.6 GiB is 23.9 GiB, and weights and the smallest cache need 31.0 GiB",
+        LLAMA8,
+        [H100],
+        {"gpu_memory_utilization": 0.3},
+    ),
+    (
+        "memory_share",
+        "a share of 0.1 of the card's 79.6 GiB is 8.0 GiB, and the weights alone need 15.0 GiB",
+        LLAMA8,
+        [H100],
+        {"engine": "sglang", "gpu_memory_utilization": 0.1},
+    ),
+    ("memory_weights", "weights take 131.4 GiB of each GPU", LLAMA70, [H100], {"gpu_memory_utilization": 0.3}),
     ("memory_taken", "7.3 of 139.7 GiB are free on H200", QWEN8, [BUSY], {"gpu_memory_utilization": 0.9}),
     ("memory_taken", "7.3 of 139.7 GiB are free on H200, its weights take 15.3", QWEN8, [BUSY], {"engine": "sglang"}),
     (
@@ -226,6 +241,28 @@ def test_gaps_in_the_facts_make_no_problem_and_no_error(
     base = subject(QWEN8, **fields)
     judge(Subject(profile=base.profile, facts=facts, cards=cards))
     assert judge(Subject(profile=base.profile, facts=ModelFacts(), cards=())).problems == ()
+
+
+def test_the_share_that_is_told_would_do() -> None:
+    low: dict[str, Any] = {"gpu_memory_utilization": 0.3}
+    (problem,) = judge(subject(LLAMA8, H100, **low)).problems
+    assert problem.field == "profile.gpu_memory_utilization"
+    assert problem.hint == "set gpu_memory_utilization to 0.42 or more, or max_model_len to 73209 or less"
+    raised = judge(subject(LLAMA8, H100, gpu_memory_utilization=0.42))
+    assert (raised.problems, raised.warnings) == ((), ())
+    assert judge(subject(LLAMA8, H100, max_model_len=73_209, **low)).ok
+    assert not judge(subject(LLAMA8, H100, max_model_len=73_210, **low)).ok
+    assert judge(subject(LLAMA8, H100, extra_args=["--cpu-offload-gb", "40"], **low)).ok
+
+
+@given(st.sampled_from(["vllm", "sglang"]), st.floats(0.01, 0.95), st.sampled_from([1, 2, 4]))
+def test_a_share_is_refused_below_its_floor_and_nowhere_else(engine: str, share: float, tp: int) -> None:
+    on = subject(LLAMA8, *[H100] * tp, engine=engine, tensor_parallel=tp, gpu_memory_utilization=share)
+    found, floor = judge(on), floor_bytes(on)
+    assert floor is not None
+    refused = "memory_share" in {problem.code for problem in found.problems}
+    assert refused == (floor > found.estimate.budget(H100.memory_total_mib or 0))
+    assert found.ok != refused
 
 
 def test_parts_that_sum_to_more_than_may_be_used_are_a_warning_and_refuse_nothing() -> None:
