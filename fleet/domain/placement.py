@@ -35,10 +35,11 @@ def place(
     """Where one replica can run.
 
     `model`: whose replica it is, for its files, its own copies and its affinities; `avoid`: nodes used only when no
-    other fits; `taken`: GPUs promised in this tick; `facts`: of the model, for what would help.
+    other fits; `taken`: GPUs promised in this tick; `facts`: of the model, for the memory that
+    it can't do without and for what would help.
     """
     index = fleet if isinstance(fleet, FleetIndex) else FleetIndex.build(fleet)
-    ask = Ask(index=index.without(taken), profile=profile, model=model, avoid=avoid)
+    ask = Ask(index=index.without(taken), profile=profile, model=model, avoid=avoid, facts=facts)
     # In a tick cards are only taken: what found no place finds none later, unless a neighbour that it needs arrives.
     key = (id(profile), model, frozenset(avoid), frozenset(taken), id(facts))
     known = index.refusals.get(key) if not profile.affinity else None

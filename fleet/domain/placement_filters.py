@@ -5,6 +5,10 @@ from dataclasses import dataclass
 from functools import cache
 
 from agent_client.profile import EngineKind, Profile
+from agent_client.profile.memory import MIB, estimate
+from agent_client.profile.model_facts import ModelFacts
+from agent_client.profile.rules import MOST_SHARE, floor_bytes, share_needed, told_share
+from agent_client.profile.subject import Subject
 from fleet.domain.reasons import NodeRefusal, Reason
 from fleet.domain.states import NodeStatus
 from fleet.domain.types import GpuView, NodeView
@@ -28,12 +32,21 @@ class Need:
     share: float | None = None  # of the card's memory, where memory_mib is not said
     capability: tuple[int, ...] | None = None
     whole: bool = False  # no MIG slices: they can't form a group
+    granted: float | None = None  # the share that the engine may use; below `floor` bytes of it the model can't run
+    floor: int | None = None
+    with_cache: bool = False  # the floor holds a cache beside the weights
 
     @classmethod
-    def of(cls, profile: Profile) -> "Need":
+    def of(cls, profile: Profile, facts: ModelFacts | None = None) -> "Need":
+        """`facts`: of the model, where they are known; the floor follows from them."""
         least = profile.min_compute_capability
         share = profile.gpu_memory_utilization or USUAL_SHARE.get(profile.engine)
+        floor = None if facts is None else floor_bytes(Subject(profile=profile, facts=facts))
+        cached = facts is not None and estimate(profile, facts).least is not None
         return cls(
+            granted=share,
+            floor=floor,
+            with_cache=cached and profile.engine is EngineKind.VLLM,
             memory_mib=profile.memory_mib_per_gpu,
             share=share if profile.engine is EngineKind.VLLM else None,
             capability=version(least) if least else None,
@@ -50,6 +63,8 @@ class Need:
             return Reason.MIG
         if self.capability is not None and version(gpu.compute_capability) < self.capability:
             return Reason.CAPABILITY
+        if self._too_small(gpu):
+            return Reason.SHARE
         total, need = gpu.memory_total_mib, self.memory_of(gpu)
         if need is not None and total is not None and total - (gpu.memory_used_mib or 0) < need:
             return Reason.MEMORY
@@ -62,7 +77,21 @@ class Need:
         if reason is Reason.CAPABILITY:
             least = ".".join(map(str, self.capability or ()))
             return f"has compute capability {gpu.compute_capability or 'unknown'}, {least} needed"
+        if reason is Reason.SHARE:
+            return self._share_words(gpu.memory_total_mib or 0)
         return f"has {gpu.memory_free_mib} MiB free, {self.memory_of(gpu)} needed"
+
+    def _too_small(self, gpu: GpuView) -> bool:
+        """Also when it is empty: the engine takes no more of it than its share."""
+        if self.floor is None or self.granted is None or gpu.memory_total_mib is None:
+            return False
+        return int(gpu.memory_total_mib * MIB * self.granted) < self.floor
+
+    def _share_words(self, total: int) -> str:
+        floor = self.floor or 0
+        told = told_share(self.granted or 0.0, total, floor, with_cache=self.with_cache)
+        enough = share_needed(floor, total)
+        return f"can't hold the model: {told}" + (f"; at least {enough:g} is needed" if enough <= MOST_SHARE else "")
 
 
 @cache

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from agent_client.profile import Arrangement, Profile
+from agent_client.profile.model_facts import ModelFacts
 from fleet.domain.fit import Shape, Take, shape_of
 from fleet.domain.placement_filters import Need, binding, engine, labels, neighbours
 from fleet.domain.placement_index import FleetIndex, Kind, Slot, slot_of
@@ -25,6 +26,7 @@ class Ask:
     profile: Profile
     model: int | None
     avoid: Collection[int]
+    facts: ModelFacts | None = None  # of the model, where they are known
 
     @cached_property
     def shape(self) -> Shape:
@@ -32,7 +34,7 @@ class Ask:
 
     @cached_property
     def need(self) -> Need:
-        return Need.of(self.profile)
+        return Need.of(self.profile, self.facts)
 
     @cached_property
     def classes(self) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ class Reason(StrEnum):
     FOREIGN = "foreign"
     CAPABILITY = "capability"
     MIG = "mig"
+    SHARE = "share"
     MEMORY = "memory"
     TOO_FEW_FREE = "too_few_free"
     DOMAIN = "domain"
@@ -52,6 +53,7 @@ FOLDED = {
     Reason.FOREIGN: "with GPUs that others use",
     Reason.CAPABILITY: "with too low a compute capability",
     Reason.MIG: "with MIG slices alone",
+    Reason.SHARE: "whose share of GPU memory is too small for the model",
     Reason.MEMORY: "with too little GPU memory",
     Reason.TOO_FEW_FREE: "with too few free GPUs",
     Reason.DOMAIN: "without enough free GPUs in one NVLink domain",
@@ -79,6 +81,7 @@ HINTS = {
     Reason.FOREIGN: "end the processes that use the cards",
     Reason.CAPABILITY: "name a newer class, or lower min_compute_capability",
     Reason.MIG: "switch MIG off on a card, or use one GPU",
+    Reason.SHARE: "raise gpu_memory_utilization, lower max_model_len, or name a class with larger cards",
     Reason.MEMORY: "end what uses the cards' memory, or lower {memory}",
     Reason.TOO_FEW_FREE: "free cards{fewer}, or add a node",
     Reason.DOMAIN: "set nvlink: off if the group may cross domains",

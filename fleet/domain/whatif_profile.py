@@ -10,9 +10,10 @@ from typing import Any
 from agent_client.profile import EngineKind, NvlinkRule, Profile
 from agent_client.profile.memory import ACTIVATIONS_BYTES, GRAPHS_BYTES, MIB, estimate
 from agent_client.profile.model_facts import ModelFacts
+from agent_client.profile.rules import MOST_SHARE, share_needed
 from fleet.domain.placement_filters import Need
 from fleet.domain.placement_search import Ask
-from fleet.domain.reasons import Change, ChangeKind
+from fleet.domain.reasons import Change, ChangeKind, Reason
 from fleet.domain.types import GpuView
 
 #: So many amounts of free memory are tried, the largest first.
@@ -28,6 +29,7 @@ _TORCH = (EngineKind.VLLM, EngineKind.SGLANG)
 
 def of_profile(ask: Ask, facts: ModelFacts | None) -> Iterator[Change]:
     yield from _nvlink(ask.profile)
+    yield from _share(ask)
     yield from _memory(ask, facts)
     yield from _sizes(ask)
 
@@ -46,6 +48,19 @@ def _nvlink(profile: Profile) -> Iterator[Change]:
         yield _set({"nvlink": "prefer"})
     if profile.nvlink is not NvlinkRule.OFF and profile.group > 1:
         yield _set({"nvlink": "off"})
+
+
+def _share(ask: Ask) -> Iterator[Change]:
+    """More of a card, where the model needs more than the share that is asked for; the smallest that would do."""
+    if ask.facts is None or ask.need.floor is None:
+        return
+    whole = estimate(ask.profile, ask.facts).total or 0
+    totals = {g.memory_total_mib for g in _cards(ask) if g.memory_total_mib and ask.need.unmet(g) is Reason.SHARE}
+    for total in sorted(totals, reverse=True)[:TRIED_AMOUNTS]:
+        for need in (max(whole, ask.need.floor), ask.need.floor):
+            if (share := share_needed(need, total)) <= MOST_SHARE:
+                yield _set({"gpu_memory_utilization": share})
+                break
 
 
 def _memory(ask: Ask, facts: ModelFacts | None) -> Iterator[Change]:

@@ -16,6 +16,7 @@ from fleet.services import claims, operations
 from fleet.services.commands import desired_for
 from tests.fleet.test_catalog_and_pages import api  # noqa: F401  (a fixture)
 from tests.fleet.test_reconciler import gpu, make_ready, model, ready_node, register, tick
+from tests.profile.models import config_of
 
 pytestmark = pytest.mark.django_db
 
@@ -56,6 +57,27 @@ def test_a_plan_that_makes_no_sense_is_refused(api: Client) -> None:  # noqa: F8
     assert (bad.status_code, bad.json()["code"]) == (400, "invalid_profile")
     odd = plan(api, "new", {"profile": {"engine": "echo", "gpus": 0}, "model_config": "x"})
     assert (odd.status_code, odd.json()["code"]) == (400, "invalid_config")
+
+
+def test_a_share_below_what_the_model_needs_is_refused_with_the_share_that_would_do(
+    api: Client,  # noqa: F811
+) -> None:
+    ready_node(cards=1)
+    config = config_of("meta-llama/Meta-Llama-3.1-8B")
+    draft = {"engine": "vllm", "model": "m", "gpu_memory_utilization": 0.3}
+    assert plan(api, "new", {"profile": draft}).json()["fits"]  # nothing is known of the model
+    refusal = plan(api, "new", {"profile": draft, "model_config": config}).json()["refusal"]
+    (node,) = refusal["nodes"]
+    assert node["reason"] == "share"
+    share = "a share of 0.3 of the card's 79.6 GiB is 23.9 GiB"
+    assert f"GPU 0 can't hold the model: {share}, and weights and the smallest cache need 31.0 GiB" in node["text"]
+    assert "; at least 0.39 is needed" in node["text"]
+    assert "raise gpu_memory_utilization" in refusal["hint"]
+    (proposal,) = [each for each in refusal["proposals"] if "utilization" in each["text"]]
+    assert proposal["text"] == "set gpu_memory_utilization: 0.42: it would go to gpu-01"
+    (change,) = proposal["changes"]
+    raised = draft | change["set"]
+    assert plan(api, "new", {"profile": raised, "model_config": config}).json()["fits"]
 
 
 def test_ranks_over_two_nodes_are_shown_with_their_environment(api: Client) -> None:  # noqa: F811
