@@ -11,7 +11,7 @@ from django.http import HttpRequest
 from django.template.response import TemplateResponse
 from django.utils.http import url_has_allowed_host_and_scheme
 
-from fleet.services.operations import LONGEST_DRAIN_SECONDS
+from fleet.services.drains import LONGEST_DRAIN_SECONDS
 
 
 class DrainForm(forms.Form):

@@ -10,8 +10,8 @@ from fleet.domain.placement_types import Placement
 from fleet.domain.reasons import Refusal
 from fleet.domain.types import FleetSnapshot
 from fleet.models import Event, Gpu, Node, Replica, Rollout, Shard
+from fleet.services.drains import LONGEST_DRAIN_SECONDS
 from fleet.services.explanations import Plan, why_rollout_waits
-from fleet.services.operations import LONGEST_DRAIN_SECONDS
 from fleet.strict import Strict
 
 

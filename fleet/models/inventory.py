@@ -42,6 +42,7 @@ class Gpu(models.Model):
     schedulable = models.BooleanField(default=True)
     cordon_reason = models.CharField(max_length=500, blank=True)
     drain_deadline_at = models.DateTimeField(null=True, blank=True)
+    drain_for = models.DurationField(null=True, blank=True)  # from when it was set
 
     class Meta:
         verbose_name = "GPU"

@@ -22,6 +22,7 @@ class Node(models.Model):
     schedulable = models.BooleanField(default=True)
     cordon_reason = models.CharField(max_length=500, blank=True)
     drain_deadline_at = models.DateTimeField(null=True, blank=True)
+    drain_for = models.DurationField(null=True, blank=True)  # from when it was set
 
     hostname = models.CharField(max_length=253, blank=True)
     mgmt_addr = models.CharField(max_length=253, blank=True)

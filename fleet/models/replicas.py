@@ -37,6 +37,7 @@ class Replica(models.Model):
     restart_requested = models.BooleanField(default=False)
     goal = models.PositiveIntegerField(null=True, blank=True)  # revision of its next attempt; null: the one it runs
     drain_deadline_at = models.DateTimeField(null=True, blank=True)  # of a stop or restart that people asked for
+    drain_for = models.DurationField(null=True, blank=True)  # from when it was set
     replaces = models.ForeignKey(
         "self", null=True, blank=True, on_delete=models.SET_NULL, related_name="substitutes"
     )  # it takes over from that one as soon as it is ready
@@ -79,6 +80,7 @@ class Shard(models.Model):
     wanted = models.BooleanField(default=True)  # in the node's desired state
     draining = models.BooleanField(default=False)
     drain_deadline_at = models.DateTimeField(null=True, blank=True)
+    drain_for = models.DurationField(null=True, blank=True)  # from when it was set
     code = models.CharField(max_length=60, blank=True)
     reason = models.TextField(blank=True)
     hint = models.TextField(blank=True)

@@ -26,6 +26,7 @@ from fleet.domain.reasons import is_news
 from fleet.domain.states import CommandKind, ReplicaWish, Severity
 from fleet.models import Node, Replica, Shard
 from fleet.services import commands, creating, rollouts, starting
+from fleet.services.drains import lasting
 from fleet.services.events import record
 from fleet.services.replicas import recompute
 
@@ -122,7 +123,8 @@ def _drain(action: DrainShard, now: datetime) -> bool:
     shard = _wanted(action.shard)
     if shard is None or shard.draining:
         return False
-    Shard.objects.filter(pk=shard.pk).update(drain_deadline_at=action.deadline_at)
+    until = lasting(action.deadline_at - now, now)
+    Shard.objects.filter(pk=shard.pk).update(**until)
     shard.drain_deadline_at = action.deadline_at
     commands.order(shard=shard, kind=CommandKind.DRAIN, reason=action.reason)
     seconds = (action.deadline_at - now).total_seconds()

@@ -10,12 +10,12 @@ from fleet import doorbell
 from fleet.domain.states import NodeStatus, ReplicaWish
 from fleet.models import Gpu, Node, Replica, Shard
 from fleet.services.commands import DEFAULT_DRAIN_SECONDS
+from fleet.services.drains import LONGEST_DRAIN_SECONDS, lasting
 from fleet.services.errors import FleetError
 from fleet.services.events import record
 from fleet.services.replicas import recompute
 from fleet.services.transitions import move_node
 
-LONGEST_DRAIN_SECONDS = 7 * 86_400
 NODE_DRAIN_SECONDS = 3600.0  # unless somebody says otherwise
 
 
@@ -47,11 +47,13 @@ def cordon_gpu(*, gpu: Gpu, cordoned: bool, reason: str, actor: str) -> None:
 @transaction.atomic
 def drain_node(*, node: Node, deadline_seconds: float, reason: str, actor: str, now: datetime) -> None:
     """Cordon it and move its replicas away; each goes when its replacement is ready, or at the deadline."""
-    deadline_at = now + _seconds(deadline_seconds)
+    until = lasting(_seconds(deadline_seconds), now)
     why = (reason or "it is drained")[:500]
     rows = Node.objects.filter(pk=node.pk)
-    _there(node.name, rows.update(schedulable=False, cordon_reason=why, drain_deadline_at=deadline_at))
-    text = f"{node.name} is to be drained by {deadline_at:%Y-%m-%d %H:%M:%S} UTC" + (f": {reason}" if reason else "")
+    _there(node.name, rows.update(schedulable=False, cordon_reason=why, **until))
+    text = f"{node.name} is to be drained by {until['drain_deadline_at']:%Y-%m-%d %H:%M:%S} UTC" + (
+        f": {reason}" if reason else ""
+    )
     record("node_drain", text, actor=actor, node_id=node.pk)
     doorbell.ring_reconcile()
 
@@ -71,11 +73,11 @@ def cancel_drain(*, node: Node, actor: str) -> None:
 @transaction.atomic
 def drain_gpu(*, gpu: Gpu, deadline_seconds: float, reason: str, actor: str, now: datetime) -> None:
     """Cordon one card and move what uses it away, as a node's drain does."""
-    deadline_at = now + _seconds(deadline_seconds)
+    until = lasting(_seconds(deadline_seconds), now)
     why = (reason or "it is drained")[:500]
     rows = Gpu.objects.filter(pk=gpu.pk)
-    _there(gpu.uuid, rows.update(schedulable=False, cordon_reason=why, drain_deadline_at=deadline_at))
-    text = f"{gpu.node.name} GPU {gpu.index} is to be drained by {deadline_at:%Y-%m-%d %H:%M:%S} UTC"
+    _there(gpu.uuid, rows.update(schedulable=False, cordon_reason=why, **until))
+    text = f"{gpu.node.name} GPU {gpu.index} is to be drained by {until['drain_deadline_at']:%Y-%m-%d %H:%M:%S} UTC"
     record("gpu_drain", text + (f": {reason}" if reason else ""), actor=actor, node_id=gpu.node_id)
     doorbell.ring_reconcile()
 
@@ -112,9 +114,9 @@ def set_wish(*, replica: Replica, wish: ReplicaWish, actor: str, now: datetime, 
     """`stop` keeps the replica stopped until someone says `run` again; its requests have `drain_seconds` to end."""
     if replica.wish == ReplicaWish.REMOVE:
         raise FleetError("being_removed", f"cannot {wish} {replica.label}: it is being removed")
-    deadline_at = now + _seconds(drain_seconds) if wish is ReplicaWish.STOP else None
+    until = lasting(_seconds(drain_seconds), now) if wish is ReplicaWish.STOP else {"drain_deadline_at": None}
     rows = Replica.objects.filter(pk=replica.pk).exclude(wish=ReplicaWish.REMOVE)
-    _there(replica.label, rows.update(wish=wish, drain_deadline_at=deadline_at))
+    _there(replica.label, rows.update(wish=wish, **until))
     verb = "started" if wish is ReplicaWish.RUN else "drained and stopped" if drain_seconds else "stopped"
     kind = "started" if wish is ReplicaWish.RUN else "stopped"
     record(f"replica_{kind}_by_wish", f"{replica.label} is to be {verb}", actor=actor, replica_id=replica.pk)
@@ -135,9 +137,9 @@ def restart_replica(*, replica: Replica, actor: str, now: datetime, drain_second
     """Stop the running attempt and start the next; a wait after crashes is cut short."""
     if replica.wish != ReplicaWish.RUN:
         raise FleetError("not_running", f"cannot restart {replica.label}: it is not wished to run")
-    drain_deadline_at = now + _seconds(drain_seconds)
+    until = lasting(_seconds(drain_seconds), now)
     rows = Replica.objects.filter(pk=replica.pk, wish=ReplicaWish.RUN)
-    _there(replica.label, rows.update(restart_requested=True, next_try_at=None, drain_deadline_at=drain_deadline_at))
+    _there(replica.label, rows.update(restart_requested=True, next_try_at=None, **until))
     record("replica_restart", f"{replica.label} is to be restarted", actor=actor, replica_id=replica.pk)
     doorbell.ring_reconcile()
 

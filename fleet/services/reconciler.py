@@ -31,7 +31,7 @@ from fleet.domain.reconcile import Rules, reconcile
 from fleet.domain.room import UNTOLD, SnapshotRoom, TooNarrow
 from fleet.domain.types import FleetSnapshot, ReplicaView
 from fleet.models import Lease
-from fleet.services import creating, effects, starting
+from fleet.services import creating, drains, effects, starting
 from fleet.services.errors import FleetError
 from fleet.services.liveness import hearing
 from fleet.wishes import load_wishes
@@ -68,6 +68,8 @@ def run(*, holder: str, now: datetime, whole: bool = True) -> int | None:
     rules = Rules(clock=clock, heard_since=since, hung_after=conf.hung_after, rendezvous_ports=conf.rendezvous_ports)
     done = 0
     try:
+        if whole:
+            drains.cut(now)
         for number in range(ROUNDS):
             actions = _decide(now, rules, whole=whole and number == 0)
             count = _carry_out(actions, now)

@@ -14,11 +14,14 @@ from django.utils import timezone
 
 from fleet import clock
 from fleet.conf import fleet_conf
+from fleet.domain.drain import SLACK as DRAIN_SLACK
 from fleet.domain.states import NodeStatus
-from fleet.models import Event, Listener, Node
-from fleet.services import heartbeats, liveness, returns
+from fleet.models import Event, Gpu, Listener, Node, Replica, Shard
+from fleet.services import heartbeats, liveness, operations, returns
+from fleet.services.nodes import Admission
 from fleet.tasks import judge_nodes
 from tests.fleet.test_guards import fleet
+from tests.fleet.test_reconciler import make_ready, model, ready_node, tick
 
 pytestmark = pytest.mark.django_db
 
@@ -47,10 +50,10 @@ def silence(*names: str) -> None:
 
 def _move(by: timedelta) -> None:
     """Every stamp in the database."""
-    for model in apps.get_app_config("fleet").get_models():
-        for field in model._meta.concrete_fields:
+    for kind in apps.get_app_config("fleet").get_models():
+        for field in kind._meta.concrete_fields:
             if isinstance(field, DateTimeField):
-                model._base_manager.update(**{field.name: F(field.name) + by})
+                kind._base_manager.update(**{field.name: F(field.name) + by})
 
 
 def put_back(by: timedelta) -> None:
@@ -150,3 +153,59 @@ def test_a_database_clock_that_was_put_forward_loses_nobody() -> None:
     heartbeats.flush(listener="web-1", first=False, beats={})
     judge(RIGHT)
     assert Node.objects.filter(status=NodeStatus.READY).count() == 20
+
+
+def _drain_node() -> None:
+    operations.drain_node(node=Node.objects.get(), deadline_seconds=600, reason="", actor="t", now=clock.now())
+
+
+def _drain_card() -> None:
+    card = Gpu.objects.get(claims__released_at__isnull=True, claims__isnull=False)
+    operations.drain_gpu(gpu=card, deadline_seconds=600, reason="", actor="t", now=clock.now())
+
+
+def _drain_replica() -> None:
+    operations.drain_replica(replica=Replica.objects.get(), deadline_seconds=600, actor="t", now=clock.now())
+
+
+def _restart_replica() -> None:
+    operations.restart_replica(replica=Replica.objects.get(), drain_seconds=600, actor="t", now=clock.now())
+
+
+@pytest.mark.parametrize("drain", [_drain_node, _drain_card, _drain_replica, _restart_replica])
+def test_a_drain_that_was_set_before_the_clock_was_put_back_lasts_no_longer_than_it_was_given(
+    drain: Callable[[], None],
+) -> None:
+    shard = make_ready(_serving())
+    drain()
+    tick()  # the shard has a deadline of its own now where it drains
+    put_back(HOUR)
+    tick()
+    deadlines = [at for at in _deadlines() if at is not None]
+    assert deadlines
+    assert max(deadlines) <= clock.now() + timedelta(seconds=600)
+    assert Shard.objects.get(pk=shard.pk).wanted
+    _move(-timedelta(seconds=601) - DRAIN_SLACK)
+    tick()
+    assert not Shard.objects.get(pk=shard.pk).wanted
+
+
+def test_a_drains_deadline_stands_while_the_clock_goes_on() -> None:
+    make_ready(_serving())
+    _drain_node()
+    before = _deadlines()
+    tick()
+    tick()
+    assert _deadlines() == before
+
+
+def _serving() -> Admission:
+    admission = ready_node(cards=1)
+    model()
+    tick()
+    return admission
+
+
+def _deadlines() -> list[datetime | None]:
+    kinds = (Node, Gpu, Replica, Shard)
+    return [at for kind in kinds for at in kind._base_manager.values_list("drain_deadline_at", flat=True)]
