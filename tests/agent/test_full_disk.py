@@ -17,6 +17,7 @@ def disk(tmp_path: Path) -> Path:
     return small_disk(tmp_path / "disk")
 
 
+@pytest.mark.heavy  # fills a real disk, and waits until nothing frees any room
 def test_a_full_disk_refuses_new_starts_and_what_runs_serves_on(disk: Path) -> None:
     """Failures 14: the engine lives and its stream goes on, a start is refused in one sentence, and works again when
     there is room."""

@@ -22,6 +22,7 @@ def test_the_routers_processes_hold_no_django(module: str) -> None:
     assert found.stdout.strip() == "[]"
 
 
+@pytest.mark.heavy  # each change is read by a whole program of its own
 def test_a_catalog_that_changes_while_the_router_runs(tmp_path: Path) -> None:
     catalog, port = tmp_path / "catalog.yaml", free_port()
     env = {**os.environ, "TMPDIR": str(tmp_path)}
