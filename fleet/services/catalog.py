@@ -99,11 +99,13 @@ def delete_model(name: str, *, actor: str) -> None:
     model = CatalogModel.objects.select_for_update().filter(name=name).first()
     if model is None:
         raise FleetError("model_unknown", f"cannot delete {name}: there is no such model")
-    if Replica.objects.filter(model=model).exclude(attempt=0).exists():
+    # Locked, so that none of them is started between the question and the deletion.
+    if any(Replica.objects.select_for_update().filter(model=model).values_list("attempt", flat=True)):
         CatalogModel.objects.filter(pk=model.pk).update(replicas=0, leaving=True)
         Replica.objects.filter(model=model).update(wish=ReplicaWish.REMOVE)
         record("model_leaving", f"{name} is deleted when its replicas have been stopped", actor=actor)
     else:
+        Replica.objects.filter(model=model).delete()  # before the revisions, which they hold on to
         model.delete()
         record("model_deleted", f"{name} deleted", actor=actor)
     doorbell.ring_routes()  # first: it costs little, and clients wait for it

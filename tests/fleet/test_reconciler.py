@@ -342,6 +342,15 @@ def test_a_deleted_model_goes_with_its_last_replica() -> None:
     assert Event.objects.filter(kind="model_deleted").exists()
 
 
+def test_a_model_that_never_fitted_is_deleted_at_once() -> None:
+    model(replicas=2)
+    tick()
+    assert set(Replica.objects.values_list("state", "attempt")) == {(ReplicaState.PENDING, 0)}
+    catalog.delete_model("qwen", actor="ann")
+    assert not CatalogModel.objects.exists()
+    assert not Replica.objects.exists()
+
+
 def test_a_leaving_model_that_is_wished_again_stays() -> None:
     admission = ready_node()
     model()

@@ -119,5 +119,11 @@ def take_copy_away(world: World) -> None:
     if world.copy is None:
         return
     world.reboot(world.copy)
+    for seconds in (0.0, 10.0, 30.0):  # a paused process may hear of both only later
+        world.after(seconds, _release, world)
+
+
+def _release(world: World) -> None:
     for node in Node.objects.filter(status=NodeStatus.QUARANTINED):
-        operations.release_quarantine(node=node, actor="simulation")
+        if not world.over:
+            operations.release_quarantine(node=node, actor="simulation")

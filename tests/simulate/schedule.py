@@ -24,7 +24,7 @@ from tests.simulate.kernel import Broken, EngineProcess
 from tests.simulate.world import World
 
 #: Most mistakes need few faults; what needs many gets its share.
-TROUBLE_SECONDS = (6.0, 12.0, 20.0, 45.0)
+TROUBLE_SECONDS = (4.0, 8.0, 15.0, 40.0)
 HEALING_SECONDS = 450.0  # longer than the longest pause after crashes
 
 
