@@ -198,7 +198,7 @@ def _gpu(row: tuple[Any, ...], held: tuple[str, int]) -> GpuView:
     # What is ours on a card that nobody claims ends soon, or is an engine that no replica claims while one is there.
     foreign = [each for each in processes if each.get("foreign", True) or unclaimed]
     sizes = [each["memory_mib"] for each in foreign if isinstance(each.get("memory_mib"), int)]
-    first = who(foreign[0], unclaimed) if foreign else ""
+    first = who(foreign[0], unclaimed) if foreign else _engine(uuid, unclaimed)
     return GpuView(
         pk=pk,
         uuid=uuid,
@@ -241,6 +241,12 @@ def who(process: dict[str, Any], orphans: list[dict[str, Any]]) -> str:
     one = [each for each in orphans if pid in each["pids"]] or orphans
     names = f"{one[0]['shard']} attempt {one[0]['attempt']}" if len(one) == 1 else f"one of {len(one)}"
     return f"an engine that no replica claims ({names}, pid {pid})"
+
+
+def _engine(card: str, orphans: list[dict[str, Any]]) -> str:
+    """Of those, the one that was given this card; it is there although no process was seen on it, or not yet."""
+    one = next((each for each in orphans if card in each.get("gpus", ())), None)
+    return f"an engine that no replica claims ({one['shard']} attempt {one['attempt']})" if one else ""
 
 
 def _used_by_others(used: int | None, processes: Iterable[dict[str, Any]]) -> int | None:

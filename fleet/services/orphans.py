@@ -1,5 +1,6 @@
 """Engines that an agent runs and no replica claims: a list on the node's row, which follows the agent's newest word."""
 
+import uuid
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -9,15 +10,15 @@ from agent_client.protocol.states import ENDED_SHARD_STATES
 from fleet import doorbell
 from fleet.domain.states import Severity
 from fleet.domain.words import counted
-from fleet.models import Event, Node
+from fleet.models import Event, GpuClaim, Node, Shard
 from fleet.services.events import record
 
 
 def store(node: Node, reports: Sequence[ShardReport], *, now: datetime) -> None:
     """All that run there. Within a transaction that holds the node's row."""
-    known = {(each["shard"], each["attempt"]): each["since"] for each in node.orphans}
+    known = {(each["shard"], each["attempt"]): each for each in node.orphans}
     ordered = sorted(reports, key=lambda each: (each.shard, each.epoch))
-    _put(node, [_entry(each, known.get((each.shard, each.epoch)) or _text(now)) for each in ordered])
+    _put(node, [_entry(each, known.get((each.shard, each.epoch)), now) for each in ordered])
     _tell(node)
 
 
@@ -29,7 +30,7 @@ def store_one(node_id: int, report: ShardReport, *, now: datetime) -> bool:
     found = next((each for each in node.orphans if (each["shard"], each["attempt"]) == key), None)
     others = [each for each in node.orphans if each is not found]
     if runs:
-        others.append(_entry(report, found["since"] if found else _text(now)))
+        others.append(_entry(report, found, now))
     _put(node, sorted(others, key=lambda each: (each["shard"], each["attempt"])))
     return runs
 
@@ -42,8 +43,29 @@ def _put(node: Node, orphans: list[dict[str, Any]]) -> None:
     doorbell.ring_reconcile()  # cards that they use are in nobody's way any more, or are now
 
 
-def _entry(report: ShardReport, since: str) -> dict[str, Any]:
-    return {"shard": report.shard, "attempt": report.epoch, "pids": list(report.pids), "since": since}
+def _entry(report: ShardReport, known: Mapping[str, Any] | None, now: datetime) -> dict[str, Any]:
+    """`known`: what was stored of it before, when its shard's row may still have been there."""
+    known = known or {}
+    return {
+        "shard": report.shard,
+        "attempt": report.epoch,
+        "pids": list(report.pids),
+        "gpus": known.get("gpus") or _cards(report),
+        "since": known.get("since") or _text(now),
+    }
+
+
+def _cards(report: ShardReport) -> list[str]:
+    """The UUIDs of those that it was given, as long as anything is known of it."""
+    replica, _, rank = report.shard.rpartition("/")
+    try:
+        uid = uuid.UUID(replica)
+    except ValueError:
+        return []
+    if not rank.isdecimal() or len(rank) > 6:
+        return []
+    shards = Shard.objects.filter(replica__uid=uid, rank=int(rank), epoch=report.epoch)
+    return list(GpuClaim.objects.filter(shard__in=shards).order_by("gpu").values_list("gpu__uuid", flat=True))
 
 
 def _text(at: datetime) -> str:

@@ -11,10 +11,11 @@ from django.utils import timezone
 
 from agent_client.protocol.messages import Report, ShardReport
 from agent_client.protocol.states import ShardState
-from fleet.models import Event, Gpu, GpuClaim, Node
-from fleet.services import reports
+from fleet.models import Event, Gpu, GpuClaim, Node, Replica
+from fleet.services import catalog, reports
+from fleet.services.commands import wire_name
 from fleet.services.nodes import Admission
-from tests.fleet.test_reconciler import gpu, model, ready_node, register, tick, unheard
+from tests.fleet.test_reconciler import gpu, make_ready, model, ready_node, register, tell, tick, unheard
 
 pytestmark = pytest.mark.django_db
 
@@ -117,3 +118,27 @@ def test_an_orphan_on_a_card_is_named_where_it_is_in_the_way(
     say(admission)  # the cards were looked at before it ended
     tick()
     assert GpuClaim.objects.count() == 1
+
+
+def test_its_cards_are_nobody_elses_while_it_runs_though_no_process_is_seen_on_them() -> None:
+    """They were released when its end was believed, and the agent's look at the processes may be old or forbidden."""
+    admission = ready_node("gpu-01", cards=1)
+    model()
+    tick()
+    shard = make_ready(admission)
+    tell(admission, shard, ShardState.FAILED, detail="so it seemed")
+    assert not GpuClaim.objects.filter(released_at__isnull=True).exists()
+    runs = ShardReport(shard=wire_name(shard), epoch=shard.epoch, state=ShardState.READY, pids=(4242,))
+    say(admission, runs)
+    assert orphans()[0]["gpus"] == [Gpu.objects.get().uuid]
+    catalog.delete_model("qwen", actor="ann")
+    tick()
+    say(admission, runs)  # its row is gone by now, and what was known of it stays
+    model("other")
+    tick()
+    assert not GpuClaim.objects.filter(released_at__isnull=True).exists()
+    text = Replica.objects.get(model__name="other").explanation["text"]
+    assert f"an engine that no replica claims ({wire_name(shard)} attempt 1)" in text
+    say(admission)
+    tick()
+    assert GpuClaim.objects.filter(released_at__isnull=True).exists()
