@@ -88,6 +88,8 @@ if _database["ENGINE"].endswith("sqlite3"):
         "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
     }
 DATABASES = {"default": _database}
+#: Of the web process, at most: four are the agents', with each of the others one request is answered at a time.
+WEB_CONNECTIONS = int(env.number("LLMGW_WEB_CONNECTIONS", 10, least=5))
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"},

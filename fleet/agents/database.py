@@ -14,7 +14,9 @@ T = TypeVar("T")
 #: The database is away or busy: nothing is wrong with the data, try again.
 AWAY = (OperationalError, InterfaceError)
 
-_EXECUTOR = ThreadPoolExecutor(max_workers=4, thread_name_prefix="agents-db")
+#: Each thread keeps one. They are the agents' alone: no crowd of requests stands before a heartbeat.
+CONNECTIONS = 4
+_EXECUTOR = ThreadPoolExecutor(max_workers=CONNECTIONS, thread_name_prefix="agents-db")
 
 
 async def in_database(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
