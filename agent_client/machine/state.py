@@ -62,6 +62,8 @@ class Attempt:
     deadline_at: float | None = None  # of the state: loading, draining, stopping
     probe_at: float | None = None  # None: none is due
     probing: bool = False
+    overdue: bool = False  # the time to load is over
+    last: bool = False  # the question under way was asked after that, and decides
     pause: float = PROBE_FIRST  # between two questions while it loads
     misses: int = 0
     refusals: int = 0

@@ -193,26 +193,37 @@ def _progressed(attempt: Attempt, event: Progressed, now: float) -> Step:
         return attempt, ()
     deadline = now + attempt.limits.start
     attempt = replace(attempt, phase=event.phase, progress=event.share, reached=reached, deadline_at=deadline)
-    attempt = replace(attempt, sign_at=now)
+    attempt = replace(attempt, sign_at=now, overdue=False, last=False)
     return attempt, (Report(epoch=attempt.epoch, attempt=attempt),)
 
 
 def _first_answer(attempt: Attempt, event: Answered, now: float) -> Step:
     attempt = replace(attempt, phase="", progress=None, deadline_at=None, probing=False, misses=0, sign_at=now)
-    attempt = replace(attempt, probe_at=now + attempt.limits.quiet)
+    attempt = replace(attempt, probe_at=now + attempt.limits.quiet, overdue=False, last=False)
     return ending.move(attempt, S.READY, Remember(epoch=attempt.epoch))
 
 
 def _not_yet(attempt: Attempt, event: Missed, now: float) -> Step:
+    if attempt.last:
+        explain = Explain(epoch=attempt.epoch, why=Why.NOT_READY, seconds=attempt.limits.start)
+        return ending.end(attempt, now, explain=explain, grace=attempt.limits.grace)
+    if attempt.overdue:
+        return _ask_last(attempt)
     pause = min(attempt.pause * 1.5, PROBE_LONGEST)
     return replace(attempt, probing=False, probe_at=now + attempt.pause, pause=pause), ()
 
 
 def _wait_for_answer(attempt: Attempt, event: Tick, now: float) -> Step:
     if attempt.deadline_at is not None and now >= attempt.deadline_at:
-        explain = Explain(epoch=attempt.epoch, why=Why.NOT_READY, seconds=attempt.limits.start)
-        return ending.end(attempt, now, explain=explain, grace=attempt.limits.grace)
+        attempt = replace(attempt, overdue=True, deadline_at=None)
+        return (attempt, ()) if attempt.probing else _ask_last(attempt)
     return _ask_if_due(attempt, now)
+
+
+def _ask_last(attempt: Attempt) -> Step:
+    """Time alone ends nothing: an agent that was stopped, or its machine, wakes to a deadline long over, beside an
+    engine that may have been ready for as long."""
+    return replace(attempt, probing=True, last=True, probe_at=None), (Probe(epoch=attempt.epoch),)
 
 
 def _ask_if_due(attempt: Attempt, now: float) -> Step:

@@ -43,11 +43,36 @@ def test_progress_moves_the_deadline_and_standing_still_does_not() -> None:
         life.on(events.Progressed(**E, phase="weights", place=1, share=n / 10), at=n * 50.0)
     life.on(events.Progressed(**E, phase="weights", place=1, share=0.3), at=500.0)  # again from the beginning
     assert life.attempt.deadline_at == 450.0 + 60
-    assert life.on(events.Tick(**E), at=510.0) == ["Explain", "SendTerm", "CheckEmpty"]
+    assert life.on(events.Tick(**E), at=510.0) == []  # the question under way was asked before
+    assert life.on(events.Missed(**E), at=511.0) == ["Probe"]
+    assert wake_at(life.shard) is None
+    assert life.on(events.Missed(**E), at=512.0) == ["Explain", "SendTerm", "CheckEmpty"]
     life.on(events.Explained(**E, failure=Failure(code="start_timeout", detail="late")))
     assert life.attempt.state is S.STOPPING
     assert life.on(events.Emptied(**E)) == ["Forget"]
     assert (life.attempt.state, life.attempt.code) == (S.FAILED, "start_timeout")
+
+
+def test_an_agent_that_slept_over_the_deadline_asks_before_it_ends_anything() -> None:
+    """Its process was stopped, or its machine: the engine was ready long ago."""
+    life = Life(start=60)
+    for event in (events.Checked(**E), events.Spawned(**E), events.Missed(**E)):
+        life.on(event)
+    assert life.on(events.Tick(**E), at=500.0) == ["Probe"]
+    life.on(events.Answered(**E), at=500.1)
+    assert life.attempt.state is S.READY
+    assert not life.attempt.overdue
+
+
+def test_progress_after_the_deadline_is_time_again() -> None:
+    life = Life(start=60)
+    for event in (events.Checked(**E), events.Spawned(**E)):
+        life.on(event)
+    life.on(events.Tick(**E), at=61.0)
+    life.on(events.Progressed(**E, phase="weights", place=1, share=0.5), at=61.5)
+    life.on(events.Missed(**E), at=62.0)
+    assert life.attempt.state is S.LOADING
+    assert life.attempt.deadline_at == 61.5 + 60
 
 
 def test_how_far_a_fetch_is_stays_told_until_it_is_done() -> None:
