@@ -157,6 +157,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
                 "`python -m pip install -r requirements-agent.txt && python -m agent_client`; engines go on meanwhile"
             )
             return await self._refuse(CloseCode.VERSION, "protocol_unsupported", detail, hint)
+        pump()  # from here on somebody listens; without that nobody's silence counts, and after it reboots are believed
         try:
             admission = await in_database(at_now, nodes.register_node, message=message, remote=self._remote)
         except FleetError as error:

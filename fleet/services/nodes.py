@@ -28,7 +28,9 @@ PAST_BOOTS_KEPT = 20
 TAKEOVER_SLACK = timedelta(seconds=5)
 #: The code that turns another boot away for now, and how its session ends in the books.
 STILL_HEARD = "still_heard"
-ANOTHER_IS_HEARD = "turned away: an agent of another boot is heard"
+TURNED_AWAY = "turned away: an agent of another boot was heard at"
+#: A dead agent's last heartbeat may be written down only after another was turned away; a second one is a live one's.
+LAST_WORDS = 1
 #: A machine that is refused the same name again and again is an event this often.
 SAME_REFUSAL = timedelta(hours=1)
 
@@ -84,25 +86,12 @@ def _meet_another_boot(node: Node, message: Register, remote: str) -> FleetError
     silent, needed = liveness.unheard_for(node), conf.unreachable_after
     if message.machine_id == node.machine_id:
         needed = min(needed, conf.heartbeat + TAKEOVER_SLACK)
-    tries = AgentSession.objects.filter(node=node, boot_id=message.boot_id, close_reason=ANOTHER_IS_HEARD)
-    if silent < needed and node.last_seen_at is not None:
-        both = tries.filter(opened_at__lt=node.last_seen_at - TAKEOVER_SLACK).exists()
-    else:
-        both = False
-    if both or f"{message.machine_id}/{message.boot_id}" in node.past_boots:
+    pair = f"{message.machine_id}/{message.boot_id}"
+    if pair not in node.past_boots and silent >= needed:
+        return None
+    if pair in node.past_boots or _turn_away(node, message, remote) > 1 + LAST_WORDS:
         _quarantine(node, remote)
         return _quarantined(node)
-    if silent >= needed:
-        return None
-    if not tries.exists():
-        AgentSession.objects.create(
-            node=node,
-            remote=remote[:100],
-            instance_id=message.instance_id[:64],
-            boot_id=message.boot_id[:64],
-            closed_at=Now(),
-            close_reason=ANOTHER_IS_HEARD,
-        )
     wait = math.ceil((needed - silent).total_seconds())
     return FleetError(
         STILL_HEARD,
@@ -110,6 +99,22 @@ def _meet_another_boot(node: Node, message: Register, remote: str) -> FleetError
         f"{silent.total_seconds():.0f} s ago",
         f"after a reboot it gets in by itself in {wait} s; on a copy of the machine run `python -m agent_client join`",
     )
+
+
+def _turn_away(node: Node, message: Register, remote: str) -> int:
+    """How often the other boot was heard anew between tries of this one. No clock is asked: it may be put back."""
+    reason = f"{TURNED_AWAY} {node.last_seen_at}"
+    tries = AgentSession.objects.filter(node=node, boot_id=message.boot_id, close_reason__startswith=TURNED_AWAY)
+    if not tries.filter(close_reason=reason).exists():
+        AgentSession.objects.create(
+            node=node,
+            remote=remote[:100],
+            instance_id=message.instance_id[:64],
+            boot_id=message.boot_id[:64],
+            closed_at=Now(),
+            close_reason=reason,
+        )
+    return tries.count()
 
 
 def _identify(message: Register, remote: str) -> tuple[Node, str | None]:

@@ -8,11 +8,12 @@ from agent_client.profile import ProfileError, parse_profile
 from agent_client.protocol.states import ENDED_SHARD_STATES, ShardState
 from fleet import doorbell
 from fleet.domain.states import NodeStatus, ReplicaWish
-from fleet.models import Gpu, Node, Replica, Shard
+from fleet.models import AgentSession, Gpu, Node, Replica, Shard
 from fleet.services.commands import DEFAULT_DRAIN_SECONDS
 from fleet.services.drains import LONGEST_DRAIN_SECONDS, lasting
 from fleet.services.errors import FleetError
 from fleet.services.events import record
+from fleet.services.nodes import TURNED_AWAY
 from fleet.services.replicas import recompute
 from fleet.services.transitions import move_node
 
@@ -88,6 +89,7 @@ def release_quarantine(*, node: Node, actor: str) -> None:
     if node.status != NodeStatus.QUARANTINED:
         raise FleetError("not_quarantined", f"cannot release {node.name}: it is not quarantined")
     move_node(node.pk, NodeStatus.JOINING, past_boots=[], boot_id="")
+    AgentSession.objects.filter(node=node, close_reason__startswith=TURNED_AWAY).delete()
     record("node_released", f"{node.name} released from quarantine", actor=actor, node_id=node.pk)
 
 

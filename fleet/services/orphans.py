@@ -10,7 +10,7 @@ from agent_client.protocol.states import ENDED_SHARD_STATES
 from fleet import doorbell
 from fleet.domain.states import Severity
 from fleet.domain.words import counted
-from fleet.models import Event, GpuClaim, Node, Shard
+from fleet.models import Event, Gpu, GpuClaim, Node, Shard
 from fleet.services.events import record
 
 
@@ -18,7 +18,7 @@ def store(node: Node, reports: Sequence[ShardReport], *, now: datetime) -> None:
     """All that run there. Within a transaction that holds the node's row."""
     known = {(each["shard"], each["attempt"]): each for each in node.orphans}
     ordered = sorted(reports, key=lambda each: (each.shard, each.epoch))
-    _put(node, [_entry(each, known.get((each.shard, each.epoch)), now) for each in ordered])
+    _put(node, [_entry(node.pk, each, known.get((each.shard, each.epoch)), now) for each in ordered])
     _tell(node)
 
 
@@ -30,7 +30,7 @@ def store_one(node_id: int, report: ShardReport, *, now: datetime) -> bool:
     found = next((each for each in node.orphans if (each["shard"], each["attempt"]) == key), None)
     others = [each for each in node.orphans if each is not found]
     if runs:
-        others.append(_entry(report, found, now))
+        others.append(_entry(node_id, report, found, now))
     _put(node, sorted(others, key=lambda each: (each["shard"], each["attempt"])))
     return runs
 
@@ -43,20 +43,30 @@ def _put(node: Node, orphans: list[dict[str, Any]]) -> None:
     doorbell.ring_reconcile()  # cards that they use are in nobody's way any more, or are now
 
 
-def _entry(report: ShardReport, known: Mapping[str, Any] | None, now: datetime) -> dict[str, Any]:
+def _entry(node_id: int, report: ShardReport, known: Mapping[str, Any] | None, now: datetime) -> dict[str, Any]:
     """`known`: what was stored of it before, when its shard's row may still have been there."""
     known = known or {}
     return {
         "shard": report.shard,
         "attempt": report.epoch,
         "pids": list(report.pids),
-        "gpus": known.get("gpus") or _cards(report),
+        "gpus": known.get("gpus") or _cards(node_id, report),
         "since": known.get("since") or _text(now),
     }
 
 
-def _cards(report: ShardReport) -> list[str]:
-    """The UUIDs of those that it was given, as long as anything is known of it."""
+def _cards(node_id: int, report: ShardReport) -> list[str]:
+    """The UUIDs of those that it was given. Where nothing is known of that any more, as of a node that was deleted and
+    joins anew: of those that nobody claims the ones that something of ours is on, else all."""
+    if given := _given(report):
+        return given
+    claimed = GpuClaim.objects.filter(released_at__isnull=True).values("gpu")
+    free = list(Gpu.objects.filter(node=node_id, present=True).exclude(pk__in=claimed).order_by("pk"))
+    seen = [gpu for gpu in free if any(not each.get("foreign", True) for each in gpu.processes)]
+    return [gpu.uuid for gpu in seen or free]
+
+
+def _given(report: ShardReport) -> list[str]:
     replica, _, rank = report.shard.rpartition("/")
     try:
         uid = uuid.UUID(replica)

@@ -142,3 +142,17 @@ def test_its_cards_are_nobody_elses_while_it_runs_though_no_process_is_seen_on_t
     say(admission)
     tick()
     assert GpuClaim.objects.filter(released_at__isnull=True).exists()
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_of_an_engine_of_which_nothing_is_known_the_cards_are_guessed_widely(seen: bool) -> None:
+    """Its node was deleted and has joined anew: what it was given went with the rows."""
+    process = {"pid": 4242, "name": "python", "memory_mib": 70_000, "foreign": False}
+    cards = [gpu(0), gpu(1, processes=[process] if seen else [])]
+    admission = ready_node("gpu-01", inventory={"gpus": cards}, shards=(orphan(),))
+    model(replicas=2)
+    tick()
+    assert GpuClaim.objects.count() == int(seen)
+    say(admission)
+    tick()
+    assert GpuClaim.objects.count() == 2

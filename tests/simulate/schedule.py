@@ -408,6 +408,8 @@ class Judge:
         if engine.revision != _revision(replica.model) or engine.node in self.excused:
             return
         attempt = Shard.objects.filter(replica=replica, epoch=engine.epoch)
+        if self.deleted and attempt.count() < self.wished[replica.model.name]["nodes"]:
+            return  # a rank's node was given up for lost and deleted since, and its row with it
         if Event.objects.filter(kind="node_lost", node__shards__in=attempt).exists():
             return
         if attempt.filter(pk__in=self._world.drained).exists():

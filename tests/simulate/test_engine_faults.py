@@ -69,6 +69,26 @@ def test_two_agents_with_one_identity_are_quarantined_after_few_takeovers() -> N
     tell(story, nodes=2)
 
 
+def test_a_power_cut_of_everything_is_over_when_the_machines_are_back() -> None:
+    """Nothing has listened since, so nobody's silence is known: it counts from the first machine's return."""
+
+    async def story(w: World) -> None:
+        await begin(w, a=(2, 2))
+        w.kill_web()
+        w.kill_worker()
+        for machine in w.machines:
+            w.reboot(machine)
+        await w.sleep(5)
+        w.start_web()
+        w.start_worker()
+        for machine in w.machines:
+            w.start_agent(machine)
+        await until(w, 2 * MINUTE, lambda: not unsettled(w))
+        assert attempts() == {2}
+
+    tell(story, nodes=2)
+
+
 @pytest.mark.parametrize("how", ["frames vanish", "the stream breaks", "both"])
 def test_ten_minutes_of_flaps_move_nothing_and_are_told_in_few_words(how: str) -> None:
     """Failures 10: every 5 s the link goes or comes; at most one event a minute."""

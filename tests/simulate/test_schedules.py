@@ -35,7 +35,8 @@ def test_trouble_breaks_no_promise_and_the_wish_comes_true(first: int) -> None:
 @pytest.mark.parametrize(
     "first",
     [
-        *(pytest.param(first, marks=pytest.mark.heavy) for first in range(10, 300, 10)),
+        *(pytest.param(first, marks=pytest.mark.heavy) for first in range(10, 100, 10)),
+        *(pytest.param(first, marks=pytest.mark.long) for first in range(100, 300, 10)),
     ],
 )
 def test_much_trouble_breaks_no_promise(first: int) -> None:
