@@ -92,14 +92,17 @@ class House:
         wait_for((self.folder / "bus.sock").exists, "the bus")
 
     def control_plane(self, *, wait: bool = True) -> None:
-        from llmgw_site.up.web import daphne_argv
-
-        self.start("web", daphne_argv("127.0.0.1", str(self.web_port)))
+        self.web()
         celery = [sys.executable, "-m", "celery", "-A", "llmgw_site.celery"]
         self.start("worker", [*celery, "worker", "-P", "solo", "-l", "INFO"])
         self.start("beat", [*celery, "beat", "-s", str(self.folder / "beat"), "--pidfile="])
         if wait:
             self.wait_for_web()
+
+    def web(self) -> None:
+        from llmgw_site.up.web import daphne_argv
+
+        self.start("web", daphne_argv("127.0.0.1", str(self.web_port)), PGAPPNAME="web")
 
     def router(self) -> None:
         self.start("router", [sys.executable, "manage.py", "router", "--listen", f"127.0.0.1:{self.router_port}"])

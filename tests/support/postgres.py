@@ -19,10 +19,10 @@ def bin_folder() -> Path | None:
 class PrivatePostgres:
     """One server in a folder of its own, listening on loopback. It refuses to run as root, so root lends it a user."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, *, connections: int = 100) -> None:
         found = bin_folder()
         assert found is not None, "PostgreSQL is not installed"
-        self.bin, self.port = found, port
+        self.bin, self.port, self.connections = found, port, connections
         self.user = "postgres" if os.getuid() == 0 else None
         self.folder = Path(tempfile.mkdtemp(prefix="llmgw-pg-"))
         if self.user:
@@ -42,6 +42,7 @@ class PrivatePostgres:
 
     def start(self) -> None:
         options = f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={self.folder} -c fsync=off"
+        options += f" -c max_connections={self.connections}"
         self._run("pg_ctl", "-D", self.data, "-w", "-l", str(self.folder / "log"), "-o", options, "start")
 
     def stop(self, mode: str = "immediate") -> None:
