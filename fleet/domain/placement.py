@@ -17,7 +17,7 @@ from fleet.domain.placement_refusal import refuse
 from fleet.domain.placement_search import Ask
 from fleet.domain.placement_types import Placement, Setting, ShardPlacement
 from fleet.domain.reasons import Proposal, Refusal
-from fleet.domain.types import FleetSnapshot
+from fleet.domain.types import FleetSnapshot, ReplicaView
 from fleet.domain.whatif import propose
 
 __all__ = ["FleetIndex", "Placement", "Setting", "ShardPlacement", "place"]
@@ -31,15 +31,17 @@ def place(
     avoid: Collection[int] = (),
     taken: Collection[int] = (),
     facts: ModelFacts | None = None,
+    instead_of: ReplicaView | None = None,
 ) -> Placement | Refusal:
     """Where one replica can run.
 
     `model`: whose replica it is, for its files, its own copies and its affinities; `avoid`: nodes used only when no
     other fits; `taken`: GPUs promised in this tick; `facts`: of the model, for the memory that
-    it can't do without and for what would help.
+    it can't do without and for what would help; `instead_of`: the copy that it is to
+    take over from, which counts as one that is gone where copies are spread.
     """
     index = fleet if isinstance(fleet, FleetIndex) else FleetIndex.build(fleet)
-    ask = Ask(index=index.without(taken), profile=profile, model=model, avoid=avoid, facts=facts)
+    ask = Ask(index=index.without(taken), profile=profile, model=model, avoid=avoid, facts=facts, instead_of=instead_of)
     # In a tick cards are only taken: what found no place finds none later, unless a neighbour that it needs arrives.
     key = (id(profile), model, frozenset(avoid), frozenset(taken), id(facts))
     known = index.refusals.get(key) if not profile.affinity else None

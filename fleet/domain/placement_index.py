@@ -15,7 +15,8 @@ from fleet.domain.fit import Room, Shape, Take
 from fleet.domain.placement_types import Placement
 from fleet.domain.reasons import Refusal
 from fleet.domain.score import Holes, holes_by_class
-from fleet.domain.types import FleetSnapshot, GpuView, NodeView
+from fleet.domain.states import ReplicaWish
+from fleet.domain.types import FleetSnapshot, GpuView, NodeView, ReplicaView
 
 
 class Kind(NamedTuple):
@@ -59,6 +60,7 @@ class FleetIndex:
     rivals: Mapping[str, tuple[int, int]]  # class → models of the catalog that may use no other, and all that name it
     labels: Mapping[tuple[str, str], frozenset[int]]  # nodes that have it
     runs: Mapping[str, Mapping[int, int]]  # model name → node → live shards of it
+    leave: Mapping[str, Mapping[int, int]]  # of those, the ones that end, or whose substitute is there
     names: Mapping[int, str]  # of models
     holds: Mapping[int, frozenset[int]]  # model → nodes that hold its files
     snapshot: FleetSnapshot
@@ -92,7 +94,8 @@ class FleetIndex:
             holes=holes_by_class(profiles, classes),
             rivals=_rivals(profiles),
             labels={label: frozenset(pks) for label, pks in labels.items()},
-            runs=_runs(snapshot, names),
+            runs=_runs(snapshot.replicas, names),
+            leave=_runs(_leaving(snapshot.replicas), names),
             names=names,
             holds={model: frozenset(pks) for model, pks in holds.items()},
             snapshot=snapshot,
@@ -229,9 +232,16 @@ def _rivals(profiles: Iterable[Profile]) -> dict[str, tuple[int, int]]:
     }
 
 
-def _runs(snapshot: FleetSnapshot, names: Mapping[int, str]) -> dict[str, dict[int, int]]:
+def _leaving(replicas: Collection[ReplicaView]) -> list[ReplicaView]:
+    """Copies that will not be there when those that are placed now serve: nobody is to keep away from them."""
+    removed = ReplicaWish.REMOVE
+    replaced = {each.replaces for each in replicas if each.replaces is not None and each.wish is not removed}
+    return [each for each in replicas if each.wish is removed or each.pk in replaced]
+
+
+def _runs(replicas: Collection[ReplicaView], names: Mapping[int, str]) -> dict[str, dict[int, int]]:
     out: dict[str, dict[int, int]] = {}
-    for replica in snapshot.replicas:
+    for replica in replicas:
         name = names.get(replica.model) or replica.label.rpartition("/")[0]
         for shard in replica.shards:
             if shard.state not in ENDED_SHARD_STATES and shard.state is not ShardState.LOST:

@@ -1,16 +1,18 @@
 """The search for one node: kinds of nodes by what they would lose, the first node of the best kind that passes."""
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from agent_client.profile import Arrangement, Profile
 from agent_client.profile.model_facts import ModelFacts
+from agent_client.protocol.states import ENDED_SHARD_STATES
 from fleet.domain.fit import Shape, Take, shape_of
 from fleet.domain.placement_filters import Need, binding, engine, labels, neighbours
 from fleet.domain.placement_index import FleetIndex, Kind, Slot, slot_of
 from fleet.domain.placement_scale import Scale, Score
-from fleet.domain.types import GpuView, NodeView
+from fleet.domain.types import GpuView, NodeView, ReplicaView
 
 #: Up to so many nodes each is judged by itself; more are searched by kind.
 FEW = 64
@@ -27,6 +29,7 @@ class Ask:
     model: int | None
     avoid: Collection[int]
     facts: ModelFacts | None = None  # of the model, where they are known
+    instead_of: ReplicaView | None = None  # the copy that ends when this one serves
 
     @cached_property
     def shape(self) -> Shape:
@@ -62,10 +65,14 @@ class Ask:
 
     @cached_property
     def copies(self) -> Mapping[int, int]:
-        """Where other copies of the model run, if that matters."""
+        """Where other copies of the model run that stay, if that matters."""
         if self.own is None or self.profile.arrangement is not Arrangement.SPREAD:
             return {}
-        return self.index.runs.get(self.own, {})
+        leave = Counter(self.index.leave.get(self.own, {}))
+        if self.instead_of is not None:
+            leave.update(shard.node for shard in self.instead_of.shards if shard.state not in ENDED_SHARD_STATES)
+        stay = {node: count - leave[node] for node, count in self.index.runs.get(self.own, {}).items()}
+        return {node: count for node, count in stay.items() if count > 0}
 
     def tier(self, node: int) -> int:
         return self.copies.get(node, 0)

@@ -4,10 +4,10 @@ With room to spare a substitute becomes ready before the old replica ends; witho
 serve. What serves nobody is not protected. Going back takes the same way, without questions.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 
-from agent_client.profile import Profile
+from agent_client.profile import Arrangement, Profile
 from fleet.domain.actions import Action, AskNode, CreateReplica, EndRollout, SetGoal
 from fleet.domain.placement import Placement, ShardPlacement
 from fleet.domain.room import Room
@@ -79,17 +79,35 @@ def _bring(
     """Move what serves nobody at once, and of the others one, when nothing else is on its way."""
     behind = [each for each in replicas if heads_for(each) != target and each.replaces is None]
     idle: list[Action] = [SetGoal(replica=each.pk, revision=target) for each in behind if not serves(each)]
-    serving = sorted((each for each in behind if serves(each)), key=lambda each: (each.created_at, each.pk))
+    serving = [each for each in behind if serves(each)]
     if idle or not serving or _moving(replicas, target) or any(each.replaces is not None for each in replicas):
         return idle
-    return _replace(model, serving[0], target, step, rollout)
+    return _replace(model, _next(model, serving, replicas, target, step), target, step, rollout)
+
+
+def _next(
+    model: ModelView, serving: list[ReplicaView], replicas: list[ReplicaView], target: int, step: Step
+) -> ReplicaView:
+    """The oldest; where copies are spread, of the node with the least room for them.
+
+    A substitute takes the spare card of one node and leaves that of the old copy's node to the next one. The last card
+    to become spare is to be where there is one card more, or copies that were spread evenly are so no longer.
+    """
+    profile = model.profile_of(target)
+    room: Mapping[int, int] = {}
+    if profile is not None and profile.arrangement is Arrangement.SPREAD and profile.gpus_total:
+        room = step.room.room_of(replicas)
+    return min(
+        serving,
+        key=lambda each: (sum(room.get(shard.node, 0) for shard in each.shards), each.created_at, each.pk),
+    )
 
 
 def _replace(model: ModelView, old: ReplicaView, target: int, step: Step, rollout: RolloutView | None) -> list[Action]:
     profile = model.profile_of(target)
     if profile is None:
         return []
-    found = step.room.place(profile, model=model.pk)
+    found = step.room.place(profile, model=model.pk, instead_of=old)
     surge = isinstance(found, Placement)
     parts = found.shards if isinstance(found, Placement) else _own_parts(old, step.room)
     if rollout is not None:

@@ -21,7 +21,9 @@ class TooNarrow(Exception):
 
 
 class Room(Protocol):
-    def place(self, profile: Profile, *, model: int, avoid: Collection[int] = ()) -> Placement | Refusal: ...
+    def place(
+        self, profile: Profile, *, model: int, avoid: Collection[int] = (), instead_of: ReplicaView | None = None
+    ) -> Placement | Refusal: ...
 
     def promise(self, placement: Placement, *, model: int) -> None:
         """These cards are no longer to be had."""
@@ -35,6 +37,10 @@ class Room(Protocol):
         """How many cards of one NVLink domain would be free if this replica went."""
         ...
 
+    def room_of(self, replicas: Collection[ReplicaView]) -> Mapping[int, int]:
+        """By node on which one of them runs: cards that are free there or that they hold."""
+        ...
+
 
 class SnapshotRoom:
     def __init__(self, snapshot: FleetSnapshot, claims: Mapping[int, tuple[int, ...]] | None = None) -> None:
@@ -43,8 +49,10 @@ class SnapshotRoom:
         self._claims = claims or {}
         self._index: FleetIndex | None = None
 
-    def place(self, profile: Profile, *, model: int, avoid: Collection[int] = ()) -> Placement | Refusal:
-        return place(self._indexed(), profile, model=model, avoid=avoid)
+    def place(
+        self, profile: Profile, *, model: int, avoid: Collection[int] = (), instead_of: ReplicaView | None = None
+    ) -> Placement | Refusal:
+        return place(self._indexed(), profile, model=model, avoid=avoid, instead_of=instead_of)
 
     def promise(self, placement: Placement, *, model: int) -> None:
         self._index = self._indexed().taking(placement, model=model)
@@ -61,6 +69,12 @@ class SnapshotRoom:
             if _domain(gpu) in domains and (gpu.free or gpu.pk in own):
                 counts[_domain(gpu)] += 1
         return max(counts.values(), default=0)
+
+    def room_of(self, replicas: Collection[ReplicaView]) -> Mapping[int, int]:
+        shards = [shard for replica in replicas for shard in replica.shards]
+        own = {gpu for shard in shards for gpu in self.cards_of(shard.pk)}
+        nodes = {shard.node for shard in shards}
+        return {node: sum(gpu.free or gpu.pk in own for gpu in self._by_node.get(node, ())) for node in nodes}
 
     def _indexed(self) -> FleetIndex:
         if self._index is None:

@@ -4,7 +4,7 @@ The lock only saves work: two ticks at once collide on rows, and the loser drops
 """
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import groupby
 from typing import Any
@@ -105,15 +105,17 @@ class LazyRoom:
         self._all: SnapshotRoom | None = None
         self._held: SnapshotRoom | None = None  # where replicas in scope run
 
-    def place(self, profile: Profile, *, model: int, avoid: Collection[int] = ()) -> Placement | Refusal:
+    def place(
+        self, profile: Profile, *, model: int, avoid: Collection[int] = (), instead_of: ReplicaView | None = None
+    ) -> Placement | Refusal:
         if self._all is None and profile.gpus_total:
             if self._free is None:
                 self._free = snapshots.load_room(self._wishes, free_cards_only=True)
-            found = self._free.place(profile, model=model, avoid=avoid)
+            found = self._free.place(profile, model=model, avoid=avoid, instead_of=instead_of)
             if isinstance(found, Placement):
                 return found
         if self._wishes.scope is None:
-            return self._whole().place(profile, model=model, avoid=avoid)
+            return self._whole().place(profile, model=model, avoid=avoid, instead_of=instead_of)
         if profile.preempts or not profile.gpus_total:
             raise TooNarrow  # whom it displaces, and how busy each node is, all replicas tell
         return UNTOLD
@@ -129,6 +131,9 @@ class LazyRoom:
 
     def freed_by(self, replica: ReplicaView) -> int:
         return self._holdings().freed_by(replica)
+
+    def room_of(self, replicas: Collection[ReplicaView]) -> Mapping[int, int]:
+        return self._holdings().room_of(replicas)
 
     def _holdings(self) -> SnapshotRoom:
         if self._wishes.scope is None:

@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
+from agent_client.profile import Arrangement
 from agent_client.protocol.states import ShardState
 from fleet.domain.actions import (
     AskNode,
@@ -270,9 +272,9 @@ def test_a_stopped_substitute_without_another_place_leaves_the_old_one_alone() -
 # -- rollouts ----------------------------------------------------------------------------------------------------------
 
 
-def serving(*cards: int, copies: int = 2) -> World:
+def serving(*cards: int, copies: int = 2, **fields: Any) -> World:
     made = world(*cards)
-    made.add_model(copies, profile())
+    made.add_model(copies, profile(**fields))
     made.settle()
     assert made.ready(1) == copies
     return made
@@ -303,6 +305,35 @@ def test_without_a_spare_card_one_at_a_time_is_replaced_in_place() -> None:
     assert [each.revision for each in made.replicas.values()] == [2, 2]
     assert not [action for action in made.done if isinstance(action, CreateReplica) and action.replaces]
     assert made.models[1].stable == 2
+
+
+def where(made: World) -> list[int]:
+    """Live shards by node, the fewest first."""
+    live = [shard.node for shard in made.shards.values() if shard.state is ShardState.READY]
+    return sorted(live.count(node) for node in made.nodes)
+
+
+@pytest.mark.parametrize("cards", [(3, 3), (4, 3), (2, 3), (2, 2, 3)])
+def test_copies_that_were_spread_are_spread_after_a_rollout(cards: tuple[int, ...]) -> None:
+    made = serving(*cards, copies=2 * len(cards), arrangement=Arrangement.SPREAD)
+    assert where(made) == [2] * len(cards)
+    for length in (4096, 2048, 1024):
+        made.roll_out(1, profile(max_model_len=length, arrangement=Arrangement.SPREAD))
+        roll_through(made, least=len(cards))
+        assert where(made) == [2] * len(cards)
+
+
+def test_copies_on_their_way_out_do_not_keep_new_ones_away() -> None:
+    made = serving(4, 4, copies=4, arrangement=Arrangement.SPREAD)
+    for pk, shard in made.shards.items():
+        if shard.node == 1:
+            leaver = made.replicas[made.owner[pk]]
+            made.replicas[leaver.pk] = replace(leaver, wish=ReplicaWish.REMOVE)
+    made.tick()
+    made.tick()  # two are missed and started, while two of the first node still drain
+    kept = [s.node for pk, s in made.shards.items() if made.replicas[made.owner[pk]].wish is ReplicaWish.RUN]
+    assert sorted(kept) == [1, 1, 2, 2]
+    assert len(made.shards) == 6
 
 
 def test_a_substitute_that_lost_its_node_and_fits_nowhere_else_does_not_hold_a_rollout_up() -> None:
