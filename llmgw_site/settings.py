@@ -1,5 +1,6 @@
 """Wiring and values from the environment. `.env.example` lists every variable with its default."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,8 @@ CSRF_FAILURE_VIEW = "llmgw_site.failures.too_old_a_form"
 
 INSTALLED_APPS = [
     "unfold",
-    "daphne",
-    "django.contrib.admin",
+    *(["daphne"] if sys.argv[1:2] == ["runserver"] else []),  # serves agents there too; no other process needs it
+    "llmgw_site.pages.PagesConfig",  # django.contrib.admin
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",

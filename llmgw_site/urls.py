@@ -15,6 +15,7 @@ def healthz(request: HttpRequest) -> HttpResponse:
     return HttpResponse("ok\n", content_type="text/plain")
 
 
+admin.autodiscover()  # here, where they are served: see PagesConfig
 admin.site.index_title = "Fleet"
 urlpatterns = [
     path("", RedirectView.as_view(url="/admin/", permanent=False)),

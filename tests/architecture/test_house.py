@@ -1,11 +1,16 @@
 """Rules of the house that no linter knows."""
 
 import ast
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from django.core.checks import run_checks
 
+from fleet.admin.nodes import NodeAdmin
 from tests.e2e.harness import ROOT
 
 SOURCES = [
@@ -45,3 +50,17 @@ def test_every_setting_is_in_the_example() -> None:
     read = set(re.findall(r'env\.\w+\(\s*"([A-Z_]+)"', (ROOT / "llmgw_site" / "settings.py").read_text()))
     listed = set(re.findall(r"^([A-Z_]+)=", (ROOT / ".env.example").read_text(), re.MULTILINE))
     assert read == listed
+
+
+def test_pages_are_loaded_by_who_serves_them_alone() -> None:
+    """They are two thirds of the time in which a worker, a router or a command starts."""
+    code = "import sys, django; django.setup(); print(*[n for n in sys.modules if n.startswith(('fleet', 'daphne'))])"
+    env = {**os.environ, "DJANGO_SETTINGS_MODULE": "llmgw_site.settings"}
+    loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    assert "fleet.models" in loaded.stdout.split()
+    assert not [name for name in loaded.stdout.split() if name.startswith(("fleet.admin", "fleet.api", "daphne"))]
+
+
+def test_the_checks_load_the_pages_and_look_at_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NodeAdmin, "list_display", ("no_such_column",))
+    assert [each.id for each in run_checks(tags=["admin"])] == ["admin.E108"]
