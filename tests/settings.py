@@ -1,9 +1,12 @@
 """Settings of the test run: a state directory of its own, so that nothing of a developer's is touched."""
 
+import atexit
 import os
+import shutil
 import tempfile
 
 _state = tempfile.mkdtemp(prefix="llmgw-tests-")
+atexit.register(shutil.rmtree, _state, ignore_errors=True)
 os.makedirs(os.path.join(_state, "static"))
 os.environ["LLMGW_STATE_DIR"] = _state
 os.environ["LLMGW_JOIN_SECRET"] = "test-join-secret"

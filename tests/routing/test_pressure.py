@@ -179,7 +179,8 @@ async def _slow_clients(run: Run, count: int) -> None:
         times = []
         for number in range(40):
             for _, writer in wires[number % 4 :: 4]:
-                writer.write(b"x")
+                if not writer.transport.is_closing():  # it took too long for its head, where the machine is busy
+                    writer.write(b"x")
             began = time.monotonic()
             status, _, _ = await asyncio.to_thread(run.status, chat())
             assert status == 200
