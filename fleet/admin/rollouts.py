@@ -26,8 +26,9 @@ from fleet.services.explanations import why_rollout_waits
 #: What the confirm page says before a rollback.
 ROLL_BACK: dict[str, Any] = {
     "title": "Roll back",
-    "explain": "A rollout that is under way ends here, and what has gone over goes back. After a finished one the "
-    "profile before is wished again, as a new revision. Replicas go one after another; no request is cut.",
+    "explain": "A rollout that is under way ends here, and what has gone over goes back. After a failed one the "
+    "profile that runs is wished again, after a finished one the profile that ran before, as a new revision. Replicas "
+    "go one after another; no request is cut.",
     "undo": "After a rollout that was broken off, «Resume» tries the new profile once more; after a finished one, roll "
     "back again.",
 }
@@ -38,10 +39,12 @@ _SENTENCES = {
     RolloutState.DONE: "was done {} ago",
     RolloutState.DROPPED: "was dropped {} ago",
 }
+_BACK_FROM = (*rollouts.OPEN, RolloutState.DONE)
 _FOLLOWING = {
     RolloutState.ROLLING: "One replica after another goes over. If the new revision fails, all go back by themselves.",
     RolloutState.PAUSED: "Nothing more goes over until it is resumed.",
-    RolloutState.FAILED: "All replicas go back to the old revision. The catalog keeps the new profile.",
+    RolloutState.FAILED: "All replicas go back to the old revision. The catalog keeps the new profile: «Resume» tries "
+    "it once more, «Roll back» wishes again what runs.",
 }
 
 
@@ -117,7 +120,7 @@ def rollout_acts(rollout: Rollout | None) -> tuple[Act, ...]:
         Act(action="resume", label="Resume", kind="first") if state is RolloutState.PAUSED else None,
         Act(action="resume", label="Try once more") if again else None,
         Act(action="pause", label="Pause") if state is RolloutState.ROLLING else None,
-        Act(action="roll_back", label="Roll back …") if state in (*rollouts.OPEN, RolloutState.DONE) else None,
+        Act(action="roll_back", label="Roll back …") if again or state in _BACK_FROM else None,
     )
 
 
@@ -137,6 +140,8 @@ def told_of_roll_back(model: CatalogModel) -> str:
     rollout = Rollout.objects.filter(model=model).order_by("-pk").first()
     if rollout is None:
         return "it has had no rollout"
+    if rollout.state == RolloutState.FAILED:
+        return f"revision {model.stable_revision}, which runs, is wished again"
     rows = Replica.objects.filter(model=model)
     over = rows.filter(revision__number=rollout.target).count()
     told = f"{counted(over, 'replica')} of {rows.count()} {'runs' if over == 1 else 'run'} revision {rollout.target}"

@@ -4,10 +4,12 @@ A replica is one unit, fenced by its attempt: when a rank has ended, is lost or 
 stopped everywhere before the next attempt starts.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from agent_client.profile import Arrangement
 from agent_client.protocol.states import ENDED_SHARD_STATES, ShardState
 from fleet.domain import backoff
 from fleet.domain.actions import (
@@ -118,16 +120,30 @@ class _Tick:
             yield CreateReplica(model=model.pk, number=self._number(model.pk), revision=model.stable)
         spare = len(counted) - model.replicas
         if spare > 0:
-            for replica in sorted(counted, key=self._least_missed)[:spare]:
+            for replica in self._least_missed(model, counted, spare):
                 yield self._remove(replica, "scaled down")
         for replica in rows:
             if replica.pk in self.kept and self._stands_in(replica):
                 yield from self._substitute(model, replica)
 
-    def _least_missed(self, replica: ReplicaView) -> tuple[bool, float, int, int]:
-        """Not ready first, then the youngest, then the one that frees the largest NVLink domain."""
-        age = -replica.created_at.timestamp()
-        return (replica.state is ReplicaState.READY, age, -self.room.freed_by(replica), -replica.pk)
+    def _least_missed(self, model: ModelView, counted: list[ReplicaView], spare: int) -> list[ReplicaView]:
+        """Not ready first, then the youngest, then the one that frees the largest NVLink domain.
+
+        Where copies are spread, those that are ready leave the nodes with the most of them first.
+        """
+        rank = {each.pk: (-each.created_at.timestamp(), -self.room.freed_by(each), -each.pk) for each in counted}
+        ready = {each.pk: each.state is ReplicaState.READY for each in counted}
+        if model.profile is None or model.profile.arrangement is not Arrangement.SPREAD:
+            return sorted(counted, key=lambda each: (ready[each.pk], rank[each.pk]))[:spare]
+        homes = {each.pk: [shard.node for shard in live(each)] for each in counted}
+        there = Counter(node for nodes in homes.values() for node in nodes)
+        rest, leavers = list(counted), []
+        for _ in range(spare):
+            least = min(rest, key=lambda each: (ready[each.pk], -sum(there[n] for n in homes[each.pk]), rank[each.pk]))
+            rest.remove(least)
+            leavers.append(least)
+            there.subtract(homes[least.pk])
+        return leavers
 
     def _remove(self, replica: ReplicaView, reason: str) -> Action:
         self.going.add(replica.pk)

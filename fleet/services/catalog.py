@@ -12,9 +12,9 @@ from agent_client.profile import Entry, Problem, ProfileError, parse_catalog, pa
 from agent_client.profile.hidden import shown_profile
 from fleet import doorbell
 from fleet.domain.patch import merged
-from fleet.domain.states import ReplicaWish
+from fleet.domain.states import ReplicaWish, RolloutState
 from fleet.domain.words import counted
-from fleet.models import CatalogModel, Node, ProfileRevision, Replica, ServedName
+from fleet.models import CatalogModel, Node, ProfileRevision, Replica, Rollout, ServedName
 from fleet.services import rollouts
 from fleet.services.errors import FleetError
 from fleet.services.events import record
@@ -114,32 +114,30 @@ def delete_model(name: str, *, actor: str) -> None:
 
 @transaction.atomic
 def roll_back(*, model: CatalogModel, actor: str) -> None:
-    """Back to the revision before: a rollout under way is broken off; after a finished one the old profile is wished
-    again, as a new revision that takes the way of every change. Raises FleetError."""
+    """Back to the revision before: a rollout under way is broken off; after a failed one the profile that runs is
+    wished again, after a finished one the profile that ran before, as a new revision. Raises FleetError."""
     if rollouts.break_off(model=model, actor=actor):
         return
     model = CatalogModel.objects.select_for_update().get(pk=model.pk)
     if model.profile is None:
         raise FleetError("no_rollout", f"cannot roll back {model.name}: it has endpoints, and no revisions")
-    if model.stable_revision != model.revision:
-        there = not Replica.objects.filter(model=model).exclude(revision__number=model.stable_revision).exists()
-        where = (
-            f"are at revision {model.stable_revision} again"
-            if there
-            else f"go back to revision {model.stable_revision}"
-        )
-        raise FleetError(
-            "rollout_state",
-            f"cannot roll back {model.name}: revision {model.revision} has failed, and its replicas {where}",
-            "resume the rollout to try once more, or change the profile",
-        )
-    older = ProfileRevision.objects.filter(model=model, number__lt=model.revision).order_by("-number")
-    before = next((each for each in older if each.profile != model.profile), None)
+    before = _earlier(model)
     if before is None:
         hint = "a revision begins when a profile is changed"
         raise FleetError("no_rollout", f"cannot roll back {model.name}: no earlier profile of it is known", hint)
     record("rollback_began", f"{model.name} goes back to the profile of revision {before.number}", actor=actor)
     save_entry(read_entry(_stored(model) | {"profile": before.profile}), actor=actor)
+
+
+def _earlier(model: CatalogModel) -> ProfileRevision | None:
+    """The newest revision of another profile that all copies ran, or none had to change for."""
+    if model.stable_revision != model.revision:
+        return ProfileRevision.objects.get(model=model, number=model.stable_revision)
+    tried = Rollout.objects.filter(model=model)
+    done = tried.filter(state=RolloutState.DONE).values("target")
+    never_ran = tried.exclude(target__in=done).values("target")
+    older = ProfileRevision.objects.filter(model=model, number__lt=model.revision).exclude(number__in=never_ran)
+    return next((each for each in older.order_by("-number") if each.profile != model.profile), None)
 
 
 def diff_catalog(data: Any) -> tuple[Change, ...]:

@@ -1,7 +1,8 @@
 """Where each copy of a model runs, or why it can't: computed now, so that it is true even when nothing reconciles."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 from agent_client.profile import Profile, ProfileError, parse_profile
@@ -137,17 +138,22 @@ def explain(name: str) -> ModelExplanation:
     model = next((each for each in snapshot.models if found and each.pk == found.pk), None)
     if model is None:
         raise FleetError("no_model", f"cannot explain {name}: no such model in the catalog", _known(name))
-    if model.profile is None:
-        text = f"the profile of {model.name} can't be used: {model.profile_error}"
-        another: Placement | Refusal = Refusal(code="invalid_profile", text=text)
-    else:
-        another = place(snapshot, model.profile, model=model.pk)
-    refusal = another if isinstance(another, Refusal) else None
-    rows = Replica.objects.filter(model=model.pk).prefetch_related("shards__node", "shards__claims__gpu")
-    copies = tuple(_copy(row, refusal) for row in rows.order_by("number"))
+    found_for = cache(partial(_place, snapshot, model))
+    another = found_for(model.stable)  # new copies run what the others do, until a rollout is done
+    related = ("shards__node", "shards__claims__gpu")
+    rows = Replica.objects.filter(model=model.pk).select_related("revision").prefetch_related(*related)
+    copies = tuple(_copy(row, found_for) for row in rows.order_by("number"))
     return ModelExplanation(
         name=model.name, wanted=model.replicas, rollout=_rollout(model, snapshot), copies=copies, another=another
     )
+
+
+def _place(snapshot: FleetSnapshot, model: ModelView, revision: int) -> Placement | Refusal:
+    profile = model.profile_of(revision)
+    if profile is not None:
+        return place(snapshot, profile, model=model.pk)
+    text = f"the profile of {model.name} can't be used: {model.profile_error}"
+    return Refusal(code="invalid_profile", text=text)
 
 
 def why_rollout_waits(rollout: Rollout) -> str:
@@ -173,19 +179,20 @@ def _rollout(model: ModelView, snapshot: FleetSnapshot) -> str:
     return f"{told}; {waits}" if waits else told
 
 
-def _copy(replica: Replica, refusal: Refusal | None) -> CopyExplanation:
+def _copy(replica: Replica, found_for: Callable[[int], Placement | Refusal]) -> CopyExplanation:
     live = [shard for shard in replica.shards.all() if shard.state not in ENDED_SHARD_STATES]
     where = []
     for shard in sorted(live, key=lambda each: (each.epoch, each.rank)):
         held = [claim.gpu for claim in shard.claims.all() if claim.released_at is None]
         cards = [gpu.uuid if gpu.index is None else str(gpu.index) for gpu in sorted(held, key=_by_index)]
         where.append(shard.node.name + (f" GPU {', '.join(cards)}" if cards else ""))
+    found = None if where else found_for(replica.goal or replica.revision.number)
     return CopyExplanation(
         label=replica.label,
         state=ReplicaState(replica.state),
         reason=replica.reason,
         where=tuple(where),
-        refusal=None if where else refusal,
+        refusal=found if isinstance(found, Refusal) else None,
     )
 
 

@@ -131,6 +131,17 @@ def test_scaling_down_takes_what_is_not_ready_then_the_youngest_then_what_frees_
     assert remove.replica == made.owner[failed]
 
 
+def test_scaling_down_leaves_spread_copies_spread() -> None:
+    for order in ([0, 1, 2, 3], [0, 2, 1, 3], [3, 1, 2, 0]):
+        made = serving(2, 2, copies=4, arrangement=Arrangement.SPREAD)
+        for age, pk in enumerate(made.replicas):
+            older = timedelta(hours=order[age])
+            made.replicas[pk] = replace(made.replicas[pk], created_at=made.replicas[pk].created_at - older)
+        made.change(1, replicas=2)
+        made.settle()
+        assert where(made) == [1, 1]
+
+
 def test_scaling_down_lets_requests_end() -> None:
     made = world(2)
     made.add_model(2, profile(drain_timeout_seconds=300))

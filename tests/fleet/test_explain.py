@@ -25,7 +25,7 @@ def test_a_copy_that_runs_and_one_that_does_not_fit() -> None:
     tick()
     make_ready(admission)
     text = explain("qwen")
-    assert "qwen: 2 wanted, 2 there" in text
+    assert "qwen: 2 wanted, 1 ready, 1 pending\n" in text
     assert "qwen/1  ready  on gpu-01 GPU 0, 1\n" in text
     assert "qwen/2  pending\n  0 of 1 node fit: gpu-01 has 0 free h100-sxm-80gb, 2 needed" in text
     assert "held by qwen/1" in text
@@ -35,7 +35,7 @@ def test_a_copy_that_runs_and_one_that_does_not_fit() -> None:
 def test_before_anything_reconciled_it_says_where_a_copy_would_go() -> None:
     ready_node(cards=1)
     model(replicas=1, gpu_class="h100-sxm-80gb")
-    assert explain("qwen") == "qwen: 1 wanted, 0 there\none more copy would go to gpu-01\n"
+    assert explain("qwen") == "qwen: 1 wanted, none there\none more copy would go to gpu-01\n"
 
 
 def test_with_several_nodes_each_has_its_line() -> None:
@@ -70,3 +70,14 @@ def test_an_unknown_model_is_told_with_what_there_is() -> None:
     model()
     with pytest.raises(CommandError, match="cannot explain nope: no such model in the catalog; the catalog has qwen"):
         explain("nope")
+
+
+def test_another_copy_would_run_what_the_others_do_and_not_what_has_failed() -> None:
+    admission = ready_node(cards=2)
+    model(gpu_class="h100-sxm-80gb")
+    tick()
+    make_ready(admission)
+    model(gpu_class="h100-sxm-80gb", tensor_parallel=16)
+    text = explain("qwen")
+    assert "revision 2 is wished, revision 1 runs" in text
+    assert text.endswith("one more copy would go to gpu-01\n")

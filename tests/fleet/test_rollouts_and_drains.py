@@ -22,7 +22,6 @@ from fleet.models import (
     Gpu,
     Listener,
     Node,
-    ProfileRevision,
     Replica,
     Rollout,
     Shard,
@@ -231,11 +230,6 @@ def test_rollouts_are_led_by_api(api: Client) -> None:
     assert api.post("/api/v1/models/qwen/resume/", content_type="application/json").json()["state"] == "rolling"
     assert api.post("/api/v1/models/qwen/rollback/", content_type="application/json").json()["state"] == "failed"
     assert api.get("/api/v1/models/qwen/rollout/").json()["reason"].startswith("rolled back by")
-    again = api.post("/api/v1/models/qwen/rollback/", content_type="application/json")
-    assert (again.status_code, "its replicas are at revision 1 again" in again.json()["detail"]) == (400, True)
-    Replica.objects.update(revision=ProfileRevision.objects.get(number=2))
-    again = api.post("/api/v1/models/qwen/rollback/", content_type="application/json")
-    assert "its replicas go back to revision 1" in again.json()["detail"]
 
 
 def test_after_a_finished_rollout_the_profile_before_comes_back_as_a_new_revision(api: Client) -> None:
@@ -271,14 +265,42 @@ def test_a_rollback_that_no_engine_needs_to_be_told_of_is_there_at_once(api: Cli
     assert Replica.objects.get().attempt == 1
 
 
-def test_a_failed_rollout_is_not_rolled_back_twice_and_endpoints_have_nothing_to_go_back_to() -> None:
+def test_after_a_failed_rollout_what_runs_is_wished_again_and_no_engine_is_touched(api: Client) -> None:
     admission = serving()
     model(max_model_len=4096)
     tick()
     answer(admission, "unknown_flag", "no")
     tick()
-    with pytest.raises(FleetError, match="revision 2 has failed, and its replicas are at revision 1 again"):
-        catalog.roll_back(model=CatalogModel.objects.get(), actor="ann")
+    assert api.post("/api/v1/models/qwen/rollback/", content_type="application/json").status_code == 204
+    row = CatalogModel.objects.get()
+    assert row.profile is not None
+    assert (row.revision, row.stable_revision, "max_model_len" in row.profile) == (3, 3, False)
+    tick()
+    assert (Replica.objects.get().attempt, Replica.objects.get().revision.number) == (1, 3)
+
+
+def test_nobody_goes_back_to_a_profile_that_has_failed(api: Client) -> None:
+    admission = serving(cards=1, max_model_len=2048)
+    model(max_model_len=9)
+    tick()
+    answer(admission, "unknown_flag", "no")
+    tick()
+    model(max_model_len=4096)
+    tick()
+    answer(admission)
+    tick()
+    tell(admission, Shard.objects.get(), ShardState.STOPPED)
+    tick()
+    make_ready(admission)
+    tick()
+    assert CatalogModel.objects.get().stable_revision == 3
+    api.post("/api/v1/models/qwen/rollback/", content_type="application/json")
+    row = CatalogModel.objects.get()
+    assert row.profile is not None
+    assert row.profile["max_model_len"] == 2048
+
+
+def test_endpoints_have_nothing_to_go_back_to() -> None:
     catalog.save_entry(catalog.read_entry({"name": "out", "endpoints": [{"url": "http://10.0.0.5:8000"}]}), actor="t")
     with pytest.raises(FleetError, match="it has endpoints"):
         catalog.roll_back(model=CatalogModel.objects.get(name="out"), actor="ann")

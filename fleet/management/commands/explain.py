@@ -1,6 +1,7 @@
 """`manage.py explain MODEL`: where each copy runs or, in a sentence that names machines, why it can't."""
 
 import argparse
+from collections import Counter
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
@@ -22,7 +23,9 @@ class Command(BaseCommand):
             found = explain(options["model"])
         except FleetError as error:
             raise CommandError(f"{error.detail}; {error.hint}" if error.hint else error.detail)
-        self.stdout.write(f"{found.name}: {found.wanted} wanted, {len(found.copies)} there")
+        states = Counter(copy.state.value for copy in found.copies)
+        told = ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in states.items()) or "none there"
+        self.stdout.write(f"{found.name}: {found.wanted} wanted, {told}")
         if found.rollout:
             self.stdout.write(found.rollout)
         for copy in found.copies:
