@@ -1,5 +1,6 @@
 """A custom engine: argv from a template. It runs only where the node's own policy lists `custom`."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from string import Formatter
 
@@ -30,9 +31,11 @@ def plan(spec: LaunchSpec) -> Launch:
     }
     try:
         template += extra(spec.profile)
-        used = {name for word in template for _, name, _, _ in Formatter().parse(word.text)}
+        used = {name for word in template for name in _placeholders(word.text)}
+        if strange := sorted(used - values.keys()):
+            raise KeyError(strange[0])
         words = [replace(word, text=word.text.format_map(values)) for word in template]
-    except (KeyError, ValueError, IndexError) as error:
+    except (KeyError, ValueError) as error:
         text = f"cannot launch {spec.replica}: the custom command has an unknown placeholder ({error})"
         hint = "known: " + ", ".join(f"{{{name}}}" for name in values)
         raise PlanError([Problem(code="bad_template", field="profile.options.command", text=text, hint=hint)]) from None
@@ -48,8 +51,15 @@ def plan(spec: LaunchSpec) -> Launch:
     options = spec.profile.options
     readiness = Readiness(
         health_path=str(options.get("health_path", "/health")),
-        models_path=options.get("models_path", "/v1/models"),
+        models_path=options.get("models_path", "/v1/models") or None,
         chat=bool(options.get("probe", True)),
     )
     env = environment(spec, owned, secrets=["LLMGW_ENGINE_KEY"])
     return Launch(words=tuple(words), env=env, readiness=readiness)
+
+
+def _placeholders(word: str) -> Iterator[str]:
+    """Each as it is written: an attribute, an index or a width is no part of a known name."""
+    for _, name, form, conversion in Formatter().parse(word):
+        if name is not None:
+            yield name + (f"!{conversion}" if conversion else "") + (f":{form}" if form else "")

@@ -89,7 +89,7 @@ def plan(spec: LaunchSpec) -> Launch:
     wrong = (*refused(profile.extra_args, known, OWNED_FLAGS), *unparsable(profile.extra_args, known))
     dropped = unmapped(profile, variant(program), UNMAPPED, options=("parallel",))
     refuse(spec, (*wrong, *refuse_env(spec, OWNED_ENV), *dropped, *_unlike(profile, variant(program))))
-    parallel = int(profile.options.get("parallel", _SLOTS))
+    parallel = int(profile.options.get("parallel") or _SLOTS)
     words = [*command(spec, program), *asked("--model", profile.model)]
     words += ours("--host", spec.address, "--port", spec.port)
     # The name alone: it looks at no request's, sorts several, and would put the first of those into each answer.

@@ -2,6 +2,7 @@
 
 from agent_client.plain_data import UnreadableJson, read_json_object
 from agent_client.profile.catalog import (
+    API_VERBS,
     KEY_LIMITS,
     Catalog,
     Entry,
@@ -16,6 +17,7 @@ from agent_client.profile.routing import EngineTimers, Routing
 from agent_client.yaml_text import UnreadableYaml, read_yaml
 
 __all__ = [
+    "API_VERBS",
     "KEY_LIMITS",
     "Arrangement",
     "Catalog",

@@ -1,6 +1,7 @@
 """A catalog: models with either a profile or endpoints, and keys for router-only runs. DESIGN.md section 8."""
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time
@@ -14,6 +15,9 @@ from agent_client.profile.routing import Routing, read_routing
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,126}\Z")
 _PREFIX = re.compile(r"[A-Za-z0-9]{8}\Z")
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+
+#: Last words of addresses below a model's own: no model's name may end like them.
+API_VERBS = ("rollout", "pause", "resume", "rollback", "plan")
 
 #: What a key may be limited to, with the highest number of each: the router's counts have room for it.
 KEY_LIMITS = {
@@ -119,8 +123,14 @@ def _entry(data: Any, where: str, problems: list[Problem]) -> Entry | None:
             given.note(
                 "bad_name",
                 "name",
-                f"cannot use the name {word[:80]!r}: letters, digits and . _ / : - up to 127 are allowed",
+                f"cannot use the name {word[:80]!r}: a letter or digit, then letters, digits and . _ / : -, "
+                "127 at most, are allowed",
             )
+    if name.rpartition("/")[2] in API_VERBS:
+        text = (
+            f"cannot use the name {name!r}: in the API's addresses {name.rpartition('/')[2]} is what to do with a model"
+        )
+        given.note("bad_name", "name", text, "choose another name; it may be an alias")
     _refuse_doubles([name, *aliases], "model name", given)
     replicas = given.integer("replicas", 1, least=0, most=10_000)
     managed, static = given.has("profile"), given.has("endpoints")
@@ -242,8 +252,7 @@ def _list(given: Fields, name: str) -> list[Any]:
 
 
 def _refuse_doubles(names: list[str], what: str, given: Fields) -> None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            given.note("double", "", f"cannot use {given.where}: the {what} {name!r} stands there twice")
-        seen.add(name)
+    for name, times in Counter(names).items():
+        if times > 1:
+            often = "twice" if times == 2 else f"{times} times"
+            given.note("double", "", f"cannot use {given.where}: the {what} {name[:80]!r} stands there {often}")

@@ -153,7 +153,7 @@ class Fields:
         if value is None:
             return {}
         if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-            self._wrong(name, value, "keys and values")
+            self._wrong(name, value, "a mapping of keys to values")
             return {}
         return value if self._within(name, value, MOST_ENTRIES) else {}
 

@@ -39,6 +39,8 @@ class SecretRef:
 OWNED_ENV = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "VLLM_API_KEY", "LLAMA_API_KEY", "LLMGW_*", "VLLM_PORT")
 #: As the hub spells ids: at most 96 characters a part, no part of dots alone.
 _HUB_ID = re.compile(r"(?!\.)[A-Za-z0-9_.-]{1,96}/(?!\.)[A-Za-z0-9_.-]{1,96}\Z")
+#: Of an address on the engine, as it stands in a request line.
+_PATH = re.compile(r"/[!-~]*\Z")
 _HUB_REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9_][A-Za-z0-9_./-]{0,199}\Z")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _CAPABILITY = re.compile(r"[1-9][0-9]?\.[0-9]\Z")
@@ -138,7 +140,7 @@ def read_profile(data: Any, where: str, problems: list[Problem]) -> Profile | No
     given = Fields(data, where, problems)
     engine = given.choice("engine", EngineKind)
     values: dict[str, Any] = {
-        "model": given.text("model", required=engine not in (EngineKind.ECHO, EngineKind.CUSTOM)),
+        "model": given.text("model", required=_needs_model(engine, given)),
         "model_revision": given.text("model_revision") or None,
         "model_files": given.texts("model_files", single=True),
         "gpu_class": given.texts("gpu_class", single=True),
@@ -150,7 +152,7 @@ def read_profile(data: Any, where: str, problems: list[Problem]) -> Profile | No
         "expert_parallel": given.boolean("expert_parallel", False),
         "nvlink": NvlinkRule(given.choice("nvlink", NvlinkRule, NvlinkRule.REQUIRE) or NvlinkRule.REQUIRE),
         "extra_args": given.texts("extra_args"),
-        "options": dict(given.mapping("options")),
+        "options": _options(given, engine),
         "node_selector": _selector(given),
         "min_compute_capability": _capability(given),
         "arrangement": Arrangement(given.choice("arrangement", Arrangement, Arrangement.PACK) or Arrangement.PACK),
@@ -226,9 +228,34 @@ def _check(profile: Profile, given: Fields) -> None:
         )
 
 
+def _needs_model(engine: str | None, given: Fields) -> bool:
+    """Of an engine that is not known nobody knows."""
+    return engine not in (EngineKind.ECHO, EngineKind.CUSTOM) and not (engine is None and given.has("engine"))
+
+
+def _options(given: Fields, engine: str | None) -> dict[str, Any]:
+    """Those of the engine kind; a name that it does not have is its adapter's to refuse."""
+    options = dict(given.mapping("options"))
+    inner = Fields(options, f"{given.where}.options", given.problems)
+    if engine == EngineKind.LLAMACPP:
+        inner.integer("parallel", None, least=1, most=1024)
+    if engine == EngineKind.CUSTOM:
+        inner.texts("command")
+        inner.boolean("probe", True)
+        for name in ("health_path", "models_path"):
+            path = inner.text(name)
+            if path and not _PATH.match(path):
+                text = f"cannot use {inner.where}.{name} = {path!r}: the path of an address is needed"
+                inner.note("bad_value", name, text, "such as /health")
+    return options
+
+
 def _selector(given: Fields) -> dict[str, str]:
     out = {}
     for key, value in given.mapping("node_selector").items():
+        if not key.strip():
+            given.note("bad_value", "node_selector", f"cannot use {given.where}.node_selector: a label has no name")
+            continue
         if not isinstance(value, str | int | float) or isinstance(value, bool):
             given.note(
                 "bad_value", f"node_selector.{key}", f"cannot use {given.where}.node_selector.{key}: text is needed"
@@ -259,13 +286,17 @@ def _env(given: Fields) -> dict[str, str | SecretRef]:
             given.note("bad_env_name", f"env.{key}", f"cannot use {where}: that is no name of a variable")
         elif any(key == owned or (owned.endswith("*") and key.startswith(owned[:-1])) for owned in OWNED_ENV):
             given.note("env_owned", f"env.{key}", f"cannot use {where}: llmgw sets {key} itself")
-        elif isinstance(value, Mapping) and set(value) == {"secret"} and isinstance(value["secret"], str):
+        elif isinstance(value, Mapping) and set(value) == {"secret"} and _named(value["secret"]):
             out[key] = SecretRef(name=value["secret"])
         elif isinstance(value, str | int | float) and not isinstance(value, bool) and "\x00" not in str(value):
             out[key] = str(value)
         else:
             given.note("bad_value", f"env.{key}", f"cannot use {where}: text or {{secret: NAME}} is needed")
     return out
+
+
+def _named(secret: Any) -> bool:
+    return isinstance(secret, str) and bool(secret.strip()) and "\x00" not in secret
 
 
 def _plain(value: Any) -> Any:

@@ -12,6 +12,7 @@ from rest_framework.response import Response
 from rest_framework.serializers import Serializer
 from rest_framework.viewsets import GenericViewSet, ViewSet
 
+from agent_client.profile import API_VERBS
 from fleet import clock, snapshots
 from fleet.api.serializers import (
     CordonRequest,
@@ -49,7 +50,7 @@ class ModelViewSet(ViewSet):
     """Catalog entries, in the shape of the catalog file."""
 
     # Names may hold slashes; what ends in a verb is the verb's.
-    lookup_value_regex = f"{MODEL_NAME}(?<!/rollout)(?<!/pause)(?<!/resume)(?<!/rollback)(?<!/plan)"
+    lookup_value_regex = MODEL_NAME + "".join(f"(?<!/{verb})" for verb in API_VERBS)
 
     def list(self, request: Request) -> Response:
         return Response({"results": catalog.export_catalog()["models"]})

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
-from agent_client.profile import Profile, ProfileError, parse_profile
+from agent_client.profile import Profile
 from agent_client.profile.config_json import facts_of_config
 from agent_client.profile.model_facts import FactsError, ModelFacts
 from agent_client.protocol.states import ENDED_SHARD_STATES
@@ -19,6 +19,7 @@ from fleet.domain.states import ReplicaState
 from fleet.domain.types import FleetSnapshot, ModelView
 from fleet.domain.waiting import rollout_waits
 from fleet.models import CatalogModel, Gpu, Replica, Rollout
+from fleet.services import catalog
 from fleet.services.errors import FleetError
 from fleet.services.rollouts import OPEN
 
@@ -73,7 +74,7 @@ def plan(name: str, *, draft: Any = None, config: Any = None) -> Plan:
     found = CatalogModel.objects.filter(served_names__name=name).first()
     stored = next((each for each in snapshot.models if found and each.pk == found.pk), None)
     if draft is not None:
-        profile = _draft(draft)
+        profile = _draft(name, draft)
     elif stored is None:
         raise FleetError("model_unknown", f"cannot plan {name}: no such model in the catalog", _known(name))
     elif stored.profile is None:
@@ -93,12 +94,14 @@ def plan(name: str, *, draft: Any = None, config: Any = None) -> Plan:
     )
 
 
-def _draft(data: Any) -> Profile:
+def _draft(name: str, data: Any) -> Profile:
+    """As it would be saved."""
     try:
-        return parse_profile(data)
-    except ProfileError as error:
-        hints = "; ".join(problem.hint for problem in error.problems if problem.hint)
-        raise FleetError("invalid_profile", str(error), hints) from None
+        profile = catalog.read_entry({"name": name, "profile": data}).profile
+    except FleetError as error:
+        raise FleetError("invalid_profile", error.detail, error.hint) from None
+    assert profile is not None
+    return profile
 
 
 def _facts(config: Any) -> ModelFacts | None:

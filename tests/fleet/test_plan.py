@@ -55,6 +55,9 @@ def test_a_plan_that_makes_no_sense_is_refused(api: Client) -> None:  # noqa: F8
     assert plan(api, "nobody").status_code == 404
     bad = plan(api, "new", {"profile": {"engine": "nope"}})
     assert (bad.status_code, bad.json()["code"]) == (400, "invalid_profile")
+    unrunnable = {"engine": "echo", "gpus": 0, "extra_args": ["--port", "1"]}
+    bad = plan(api, "new", {"profile": unrunnable})
+    assert (bad.status_code, "--port" in bad.json()["detail"]) == (400, True)
     odd = plan(api, "new", {"profile": {"engine": "echo", "gpus": 0}, "model_config": "x"})
     assert (odd.status_code, odd.json()["code"]) == (400, "invalid_config")
 
