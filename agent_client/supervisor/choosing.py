@@ -18,6 +18,8 @@ from agent_client.supervisor.ground import Ground
 def choose(ground: Ground, held: Held) -> Launch | Failure:
     """Sets the entry. One at a time: two must not choose one port. Blocks: for a thread."""
     spec = held.spec
+    if (busy := _busy(ground, held)) is not None:
+        return busy
     taken = {port for entry in list(ground.ledger.entries.values()) for port in entry.ports}
     count = 1 + internal_ports(held.profile)
     ports = ground.tools.free_ports(taken, count)
@@ -52,6 +54,18 @@ def choose(ground: Ground, held: Held) -> Launch | Failure:
     held.exit_code = held.exit_signal = held.record = None
     held.tail = ()
     return launch
+
+
+def _busy(ground: Ground, held: Held) -> Failure | None:
+    """A card that another engine of ours was given and has not been seen to leave: who ordered this did not know."""
+    for entry in list(ground.ledger.entries.values()):
+        shared = sorted(set(held.spec.gpus) & set(entry.spec.get("gpus") or ()))
+        if shared and entry.shard != held.shard:
+            holder = f"{entry.spec.get('replica') or entry.shard} (epoch {entry.epoch})"
+            text = f"cannot start {held.spec.replica}: GPU {shared[0]} is held by {holder}, which this node runs"
+            hint = "it is free when that has ended; the control plane should have waited for it"
+            return Failure(code=FailureCode.GPU_BUSY.value, detail=text, hint=hint)
+    return None
 
 
 def log_path(ground: Ground, shard: str, epoch: int) -> Path:

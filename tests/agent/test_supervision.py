@@ -20,7 +20,7 @@ from agent_client.hardware.leftovers import still_held
 from agent_client.ledger import Ledger
 from agent_client.machine import Limits
 from agent_client.profile import EngineKind
-from agent_client.protocol.messages import Desired, ShardReport
+from agent_client.protocol.messages import Desired, DesiredShard, ShardReport
 from agent_client.protocol.states import FailureCode, ShardState
 from agent_client.supervisor import Figures, processes
 from tests.agent.test_agent import Node, order
@@ -366,6 +366,32 @@ async def test_cards_are_free_only_when_they_were_seen_empty(node: Node) -> None
     held.clear()
     await node.until(ShardState.STOPPED)
     assert node.supervisor.owned_gpus() == set()
+
+
+async def test_an_order_on_cards_of_an_engine_that_lives_here_is_refused_whoever_gave_it(node: Node) -> None:
+    """The control plane waits for cards; a node does not take its word for it."""
+    node.tools["preflight"] = lambda profile, spec: None
+    node.again()
+
+    def on_cards(shard: str, *gpus: str) -> DesiredShard:
+        one = order()
+        return dataclasses.replace(one, shard=shard, spec=dataclasses.replace(one.spec, replica=shard, gpus=gpus))
+
+    await node.supervisor.start(on_cards("a/0", "GPU-1", "GPU-2"))
+    first = await until(node, lambda report: report.shard == "a/0" and report.state is ShardState.READY)
+    await node.supervisor.close(stop_engines=False)
+    node.again()
+    await node.supervisor.adopt()  # what an earlier agent started counts as well
+    await node.supervisor.start(on_cards("b/0", "GPU-2", "GPU-3"))
+    refused = await until(node, lambda report: report.shard == "b/0" and report.state is ShardState.FAILED)
+    assert refused.code == FailureCode.GPU_BUSY
+    assert "cannot start b/0: GPU GPU-2 is held by a/0 (epoch 1), which this node runs" in refused.detail
+    await node.supervisor.start(on_cards("c/0", "GPU-3"))
+    await until(node, lambda report: report.shard == "c/0" and report.state is ShardState.READY)
+    os.kill(first.pids[0], signal.SIGKILL)
+    await until(node, lambda report: report.shard == "a/0" and report.state is ShardState.FAILED)
+    await node.supervisor.start(on_cards("d/0", "GPU-1"))
+    await until(node, lambda report: report.shard == "d/0" and report.state is ShardState.READY)
 
 
 def test_a_dead_holder_is_named_and_a_living_stranger_is_not_waited_for(tmp_path: Path) -> None:
