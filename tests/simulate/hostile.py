@@ -9,6 +9,7 @@ from fleet.models import CatalogModel, Node
 from fleet.services import catalog, operations
 from fleet.services.errors import FleetError
 from tests.simulate.machine import Machine
+from tests.simulate.network import AGAIN_SECONDS
 from tests.simulate.world import World
 
 if TYPE_CHECKING:
@@ -115,11 +116,12 @@ def identity_is_copied(world: World, judge: "Judge") -> None:
 
 
 def take_copy_away(world: World) -> None:
-    """What an operator does about it: the copy is switched off, and who was quarantined is released."""
+    """What an operator does about it: the copy is switched off, and who was quarantined is released once nothing that
+    it said is on its way any more: the first word after that is believed."""
     if world.copy is None:
         return
     world.reboot(world.copy)
-    for seconds in (0.0, 10.0, 30.0):  # a paused process may hear of both only later
+    for seconds in (AGAIN_SECONDS + 1, 20.0, 40.0):  # a paused process may hear of both only later
         world.after(seconds, _release, world)
 
 
