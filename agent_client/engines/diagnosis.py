@@ -173,4 +173,8 @@ def _killed_line(lines: Sequence[Line]) -> str:
 def _how(ended: ExitCause) -> str:
     if ended.signal is not None:
         return f"it was ended by signal {ended.signal}"
-    return "it ended while no agent watched it" if ended.code is None else f"it exited with code {ended.code}"
+    return (
+        "it ended, and how is not known: an earlier agent had started it"
+        if ended.code is None
+        else f"it exited with code {ended.code}"
+    )

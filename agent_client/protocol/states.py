@@ -43,7 +43,7 @@ class FailureCode(StrEnum):
     PORT_CLOSED = "port_closed"  # it was ready, and listens no longer while its process lives
     STATE_UNWRITABLE = "state_unwritable"  # the agent can't remember what it would start, so it starts nothing
     STALE_ORDER = "stale_order"  # an order with an epoch below the highest seen
-    LOST_TRACK = "lost_track"  # the engine ended while no agent watched
+    LOST_TRACK = "lost_track"  # the engine of an earlier agent ended: nobody has its exit code
     AGENT_ERROR = "agent_error"  # a mistake of the agent's own
     SECRET_MISSING = "secret_missing"  # noqa: S105  (a code, not a secret)
     CONFIG_MISSING = "config_missing"  # what preflight finds in a model's folder

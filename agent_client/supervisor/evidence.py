@@ -71,7 +71,8 @@ def failure_of_exit(
     seen: bool = True,
     oom_killed: bool = False,
 ) -> Failure:
-    """For an engine that ended though nobody asked it to; also with exit code 0. `seen` False: no agent watched."""
+    """For an engine that ended though nobody asked it to; also with exit code 0. `seen` False: nobody
+    could, for it was an earlier agent's child."""
     ended = ExitCause(code=exit_code, signal=exit_signal, oom_killed=oom_killed)
     found = diagnose(lines, ended)
     if exit_signal is not None:
@@ -79,7 +80,7 @@ def failure_of_exit(
     elif exit_code is not None:
         how = f"it exited with code {exit_code}"
     else:
-        how = "it ended while no agent watched it"
+        how = "it ended, and how is not known: an earlier agent had started it"
     if found.code == UNKNOWN:
         code = FailureCode.EXITED.value if seen else FailureCode.LOST_TRACK.value
         return Failure(code=code, detail=f"cannot run {replica}: {how}{_told(found)}")

@@ -176,9 +176,9 @@ def test_an_end_that_nobody_saw_keeps_its_code_and_tells_what_the_output_tells()
     lines = ["torch.OutOfMemoryError: CUDA out of memory."]
     failure = failure_of_exit("m/1", lines, exit_code=None, exit_signal=None, seen=False)
     assert failure.code == FailureCode.LOST_TRACK
-    assert "a GPU ran out of memory (it ended while no agent watched it)" in failure.detail
+    assert "a GPU ran out of memory (it ended, and how is not known: an earlier agent had started it)" in failure.detail
     nothing = failure_of_exit("m/1", [], exit_code=None, exit_signal=None, seen=False)
-    assert nothing.detail == "cannot run m/1: it ended while no agent watched it"
+    assert nothing.detail == "cannot run m/1: it ended, and how is not known: an earlier agent had started it"
     late = failure_of_start(
         "m/1", ["hi"], 5.0, Probed(miss=Miss.UNLISTED, told="/v1/models lists x, not m" + "!" * 999)
     )

@@ -136,7 +136,9 @@ def test_an_unknown_failure_shows_the_first_exception_of_a_worker() -> None:
     ]
     assert exception_line(lines) == lines[2]
     assert diagnose(lines).sentence == "ZeroDivisionError: integer modulo by zero"
-    assert diagnose([]) == Diagnosis(code=UNKNOWN, line="", sentence="it ended while no agent watched it")
+    assert diagnose([]) == Diagnosis(
+        code=UNKNOWN, line="", sentence="it ended, and how is not known: an earlier agent had started it"
+    )
 
 
 def test_what_an_engine_wrote_before_it_served_does_not_explain_its_end() -> None:
