@@ -29,7 +29,7 @@ class CopyExplanation:
     label: str
     state: ReplicaState
     reason: str  # of the state, in a sentence
-    where: tuple[str, ...]  # "gpu-07 GPU 0, 1"
+    where: tuple[str, ...]  # "gpu-07 GPU 0, 1", and for how long its node has been silent
     refusal: Refusal | None = None  # of placement, when nothing of it runs
 
 
@@ -145,7 +145,8 @@ def explain(name: str) -> ModelExplanation:
     another = found_for(model.stable)  # new copies run what the others do, until a rollout is done
     related = ("shards__node", "shards__claims__gpu")
     rows = Replica.objects.filter(model=model.pk).select_related("revision").prefetch_related(*related)
-    copies = tuple(_copy(row, found_for) for row in rows.order_by("number"))
+    silent = {node.pk: node.silent_seconds or 0.0 for node in snapshot.nodes if not node.heard}
+    copies = tuple(_copy(row, found_for, silent) for row in rows.order_by("number"))
     return ModelExplanation(
         name=model.name, wanted=model.replicas, rollout=_rollout(model, snapshot), copies=copies, another=another
     )
@@ -182,13 +183,17 @@ def _rollout(model: ModelView, snapshot: FleetSnapshot) -> str:
     return f"{told}; {waits}" if waits else told
 
 
-def _copy(replica: Replica, found_for: Callable[[int], Placement | Refusal]) -> CopyExplanation:
+def _copy(
+    replica: Replica, found_for: Callable[[int], Placement | Refusal], silent: Mapping[int, float]
+) -> CopyExplanation:
+    """`silent`: nodes that are not heard, for how many seconds: what is told of them is what was last known."""
     live = [shard for shard in replica.shards.all() if shard.state not in ENDED_SHARD_STATES]
     where = []
     for shard in sorted(live, key=lambda each: (each.epoch, each.rank)):
         held = [claim.gpu for claim in shard.claims.all() if claim.released_at is None]
         cards = [gpu.uuid if gpu.index is None else str(gpu.index) for gpu in sorted(held, key=_by_index)]
-        where.append(shard.node.name + (f" GPU {', '.join(cards)}" if cards else ""))
+        unheard = f" (silent for {silent[shard.node_id]:.0f} s)" if shard.node_id in silent else ""
+        where.append(shard.node.name + (f" GPU {', '.join(cards)}" if cards else "") + unheard)
     found = None if where else found_for(replica.goal or replica.revision.number)
     return CopyExplanation(
         label=replica.label,

@@ -1,11 +1,14 @@
 """`manage.py explain`: true by itself, whether or not anything reconciles."""
 
+from datetime import timedelta
 from io import StringIO
 
 import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
+from django.utils import timezone
 
+from fleet.domain.states import NodeStatus
 from fleet.models import Node
 from fleet.services import operations
 from tests.fleet.test_reconciler import make_ready, model, ready_node, tick
@@ -81,3 +84,14 @@ def test_another_copy_would_run_what_the_others_do_and_not_what_has_failed() -> 
     text = explain("qwen")
     assert "revision 2 is wished, revision 1 runs" in text
     assert text.endswith("one more copy would go to gpu-01\n")
+
+
+def test_what_was_last_known_of_a_silent_node_is_told_as_that() -> None:
+    admission = ready_node(cards=1)
+    model(gpu_class="h100-sxm-80gb")
+    tick()
+    make_ready(admission)
+    assert "qwen/1  ready  on gpu-01 GPU 0\n" in explain("qwen")
+    ago = timezone.now() - timedelta(seconds=47)
+    Node.objects.update(status=NodeStatus.UNREACHABLE, last_seen_at=ago)
+    assert "qwen/1  ready  on gpu-01 GPU 0 (silent for 47 s)\n" in explain("qwen")
