@@ -1,5 +1,6 @@
 """Catalog models: edited as the catalog file's entry, checked by the same rules, saved by the same service."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -24,7 +25,7 @@ from fleet.admin.explanation import panel
 from fleet.admin.page import LivePage, Page, sections
 from fleet.admin.planning import plan
 from fleet.admin.rollouts import ROLL_BACK, rollout_acts, told_of_roll_back, told_state, told_waits
-from fleet.domain.states import ReplicaState, RolloutState
+from fleet.domain.states import NodeStatus, ReplicaState, RolloutState
 from fleet.domain.words import counted
 from fleet.fields import NamesField, YamlField
 from fleet.models import CatalogModel, Event, ProfileRevision, Replica, Rollout, ServedName, Shard
@@ -140,7 +141,10 @@ class CatalogModelAdmin(SeenAdmin, LivePage):
     def page(self, row: CatalogModel, now: datetime) -> Page:
         if row.profile is None:
             return Page(sentence=f"{row.name} is served by {counted(len(row.endpoints or []), 'endpoint')} of its own.")
-        copies = list(Replica.objects.filter(model=row).select_related("revision").order_by("number"))
+        alive = Shard.objects.exclude(state__in=ENDED_SHARD_STATES).select_related("node").order_by("epoch", "rank")
+        related = Prefetch("shards", queryset=alive, to_attr="alive")
+        rows = Replica.objects.filter(model=row).select_related("revision").prefetch_related(related)
+        copies = list(rows.order_by("number"))
         for copy in copies:
             copy.model = row
         pending = (copy for copy in copies if copy.state == ReplicaState.PENDING and copy.explanation)
@@ -206,7 +210,7 @@ class CatalogModelAdmin(SeenAdmin, LivePage):
         catalog.delete_model(row.name, actor=actor)
 
 
-def _sentence(model: CatalogModel, copies: list[Replica]) -> str:
+def _sentence(model: CatalogModel, copies: Sequence[Replica]) -> str:
     ready = sum(copy.state == ReplicaState.READY for copy in copies)
     leaving = " It is being deleted." if model.leaving else ""
     told = f"{model.name}: {ready} of {counted(model.replicas, 'copy')} ready, at revision {model.stable_revision}"
@@ -223,15 +227,24 @@ def _following(rollout: Rollout | None, now: datetime) -> SafeString | str:
     return format_html("{} {}{}. {}", page, told_state(rollout, now), why, told_waits(rollout))
 
 
-def _copies(copies: list[Replica], now: datetime) -> SafeString | str:
+def _copies(copies: Sequence[Replica], now: datetime) -> SafeString | str:
     rows = []
     for copy in copies[:TOLD_COPIES]:
         state = badge(ReplicaState(copy.state))
         since = when(copy.state_at, now)
-        rows.append((link(copy, copy.label), state, since, copy.revision.number, copy.endpoint, copy.reason))
-    shown = table(("copy", "state", "since", "revision", "endpoint", "reason"), rows)
+        on = format_html_join(", ", "{}", ((node,) for node in _nodes(copy)))
+        rows.append((link(copy, copy.label), state, since, on, copy.revision.number, copy.endpoint, copy.reason))
+    shown = table(("copy", "state", "since", "on", "revision", "endpoint", "reason"), rows)
     more = len(copies) - TOLD_COPIES
     return format_html("{}<p>and {} more</p>", shown, more) if more > 0 else shown
+
+
+def _nodes(copy: Any) -> list[SafeString]:
+    """Where it runs, the head first; of a node that is not ready also what it is."""
+    nodes = {shard.node_id: shard.node for shard in copy.alive}.values()
+    return [
+        link(node, node.name if node.status == NodeStatus.READY else f"{node.name} ({node.status})") for node in nodes
+    ]
 
 
 @admin.register(ProfileRevision)

@@ -233,3 +233,16 @@ def test_pages_show_the_command_with_who_decided_each_part_and_no_secret(admin_c
     assert ("--tensor-parallel-size", "-", "user") in rows
     assert ("VLLM_API_KEY", "(secret)", "llmgw") in rows
     assert ("HF_TOKEN", "(secret)", "user") in rows
+
+
+def test_a_model_s_page_says_where_each_copy_runs(admin_client: Client) -> None:
+    admission = ready_node()
+    model(replicas=1)
+    tick()
+    make_ready(admission)
+    page = reverse("admin:fleet_catalogmodel_change", args=[CatalogModel.objects.get().pk])
+    node = Node.objects.get()
+    on = f'<td data-head="on"><a href="{reverse("admin:fleet_node_change", args=[node.pk])}">gpu-01</a></td>'
+    assert on in admin_client.get(page).content.decode()
+    Node.objects.update(status="unreachable")
+    assert "gpu-01 (unreachable)" in admin_client.get(page).content.decode()
