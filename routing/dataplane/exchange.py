@@ -229,6 +229,7 @@ class Proxied:
             # Trouble between router and engine is ours, never the client's key.
             self._replace = (502, f"cannot serve {self._route.name}: the engine refused the router's key")
             self._status = 502
+            self._loop.call_soon(self._refused)  # what else it says of that nobody waits for
             return
         self._status = status
         if head.streams:
@@ -237,6 +238,13 @@ class Proxied:
         elif status == 200:
             self._reader = WholeReader()
         self._client.head(status, head.lines, length)
+
+    @_whole
+    def _refused(self) -> None:
+        """Where its answer did not end with what came of it at once, its connection does."""
+        if not self._over and self._replace:
+            self._fail(*self._replace)
+            self._told(True)
 
     def engine_body(self, data: bytes) -> None:
         if self._replace:

@@ -2,11 +2,11 @@
 
 import re
 
-from routing.domain.usage import Facts, read_event
+from routing.domain.usage import TAIL_BYTES, Facts, note_last_usage, read_event
 
 #: What an event with content has in it, by path; elsewhere `"choices"`.
 _CONTENT = {"/v1/messages": b'"content_block_delta"', "/v1/responses": b'.delta"'}
-#: An event that grows over this is no longer looked at: memory stays bounded whatever an engine sends.
+#: Of an event that grows over this only the end is kept: memory stays bounded whatever an engine sends.
 EVENT_BYTES = 8 * 2**20
 #: A blank line after a line's end, and those that are more than one event needs. The first match ends each search, so
 #: that whatever an engine sends each byte is looked at once.
@@ -17,19 +17,19 @@ _BLANK = re.compile(rb"[\r\n]+")
 class SseReader:
     """`feed` returns the bytes to pass on; with `strip_usage` the usage-only event is taken out."""
 
-    __slots__ = ("_blind", "_content", "_rest", "_strip", "facts")
+    __slots__ = ("_content", "_large", "_rest", "_strip", "facts")
 
     def __init__(self, *, path: str = "", strip_usage: bool = False) -> None:
         self.facts = Facts()
         self._content = _CONTENT.get(path, b'"choices"')
         self._strip = strip_usage
         self._rest = bytearray()  # the beginning of an event whose end has not come
-        self._blind = False
+        self._large: bytearray | None = None  # the end of an event that is too large; what came of it is passed on
 
     def feed(self, data: bytes) -> bytes:
         if (
             self._rest
-            or self._blind
+            or self._large is not None
             or not data.endswith(b"\n\n")
             or b'"usage"' in data
             or b'"error"' in data
@@ -46,6 +46,8 @@ class SseReader:
 
     def finish(self) -> bytes:
         """What is left when the stream ends without a closing blank line."""
+        if self._large is not None:
+            self._large_ended(self._large)
         rest = bytes(self._rest)
         self._rest.clear()
         if rest:
@@ -55,11 +57,11 @@ class SseReader:
     @property
     def between_events(self) -> bool:
         """Whether an event may be put in after what was passed on."""
-        return (self._strip or not self._rest) and not self._blind
+        return (self._strip or not self._rest) and self._large is None
 
     def _feed(self, data: bytes) -> bytes:
-        if self._blind:
-            return data
+        if self._large is not None:
+            return self._feed_large(self._large, data)
         buffer = self._rest
         begin = max(len(buffer) - 3, 0)  # a blank line may be cut in two
         buffer += data
@@ -71,10 +73,26 @@ class SseReader:
             start = end
         del buffer[:start]
         if len(buffer) > EVENT_BYTES:
-            self._blind = True
+            self._large = buffer[-TAIL_BYTES:]
             out.append(bytes(buffer))
             buffer.clear()
         return b"".join(out) if self._strip else data
+
+    def _feed_large(self, tail: bytearray, data: bytes) -> bytes:
+        begin = max(len(tail) - 3, 0)
+        tail += data
+        found = _END.search(tail, begin)
+        if found is None:
+            del tail[:-TAIL_BYTES]
+            return data
+        rest = bytes(tail[found.end() :])
+        self._large_ended(tail[: found.end()])
+        return data[: len(data) - len(rest)] + self._feed(rest)
+
+    def _large_ended(self, tail: bytearray) -> None:
+        self._large = None
+        self.facts.events += 1  # nothing but content makes an event large
+        note_last_usage(tail, self.facts)
 
     def _look(self, event: bytes) -> bool:
         """Note what an event says; True for one that carries usage and nothing else."""

@@ -113,17 +113,24 @@ class WholeReader:
 
     def finish(self) -> bytes:
         kept, self._kept = self._kept, b""
+        if self._size > WHOLE_BYTES:
+            note_last_usage(kept, self.facts)
+            return b""
         try:
-            note(self.facts, _value(_whole.decode(kept).usage) if self._size <= WHOLE_BYTES else _last_usage(kept))
+            note(self.facts, _value(_whole.decode(kept).usage))
         except (ValueError, RecursionError):  # no JSON, and what msgspec says of it
             pass
         return b""
 
 
-def _last_usage(tail: bytes | bytearray) -> Any:
+def note_last_usage(tail: bytes | bytearray, facts: Facts) -> None:
+    """Of what is too large to be read whole: engines write their figures at the end."""
     text = tail[-TAIL_BYTES:].decode(errors="replace")
     found = list(_USAGE.finditer(text))
-    return json.JSONDecoder().raw_decode(text, found[-1].end())[0] if found else None
+    try:
+        note(facts, json.JSONDecoder().raw_decode(text, found[-1].end())[0] if found else None)
+    except (ValueError, RecursionError):
+        pass
 
 
 def _count(value: Any) -> int | None:

@@ -122,6 +122,27 @@ async def test_what_has_no_end_is_cut(stage: Stage, case: str) -> None:
     assert sum(sent) < 8 * 2**20  # what fits into sockets, and what is read at once
 
 
+REFUSALS = {
+    "endless": (b"HTTP/1.1 401 No\r\nTransfer-Encoding: chunked\r\n\r\n", b"2\r\n{}\r\n" * 100),
+    "silent": (b"HTTP/1.1 403 No\r\nContent-Length: 2\r\n\r\n", b""),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+async def test_of_an_engine_that_refuses_the_key_the_head_is_enough(stage: Stage, case: str) -> None:
+    begin, more = REFUSALS[case]
+    sent = await says(stage, begin, for_ever=more)
+    wire = await stage.open()
+    wire.post(CHAT)
+    status, _, body = await wire.answer()
+    assert (status, "the engine refused the router's key" in json.loads(body)["error"]["message"]) == (502, True)
+    await until(lambda: stage.usage and not stage.raw, "its end")
+    assert not stage.usage[0]["completed"]
+    assert sum(sent) < 8 * 2**20
+    wire.post(CHAT)  # the client's connection goes on
+    assert (await wire.answer())[0] == 502
+
+
 BODILESS = {
     "204": b"HTTP/1.1 204 No\r\nContent-Length: 40\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
     "204-chunked": b"HTTP/1.1 204 No\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from routing.domain import sse
-from routing.domain.sse import SseReader
+from routing.domain.sse import EVENT_BYTES, SseReader
 from routing.domain.usage import Facts, WholeReader, read_event
 from tests.routing.stage import Heard, Stage, chunk, stream_head, until, whole
 
@@ -168,6 +168,32 @@ def test_an_event_without_end_does_not_fill_the_memory() -> None:
         passed += len(reader.feed(piece))
     assert passed >= 11 * len(piece)
     assert passed + len(reader.finish()) == 20 * len(piece)
+
+
+@pytest.mark.parametrize("strip", [False, True])
+@pytest.mark.parametrize("size", [EVENT_BYTES - 70_000, EVENT_BYTES - 10, EVENT_BYTES + 1, 10 * 2**20])
+@pytest.mark.parametrize("piece", [65_536, 2**20 + 1])
+def test_of_an_event_that_is_too_large_the_usage_at_its_end_counts(size: int, piece: int, strip: bool) -> None:
+    usage = {"prompt_tokens": 7, "completion_tokens": 77}
+    large = json.dumps({"choices": [{"delta": {"content": "x" * size}}], "usage": usage}).encode()
+    after = b'data: {"choices":[{"delta":{"content":"y"}}]}\n\ndata: [DONE]\n\n'
+    whole = b"data: " + large + b"\n\n" + after
+    reader = SseReader(path="/v1/chat/completions", strip_usage=strip)
+    passed = b"".join(reader.feed(whole[at : at + piece]) for at in range(0, len(whole), piece)) + reader.finish()
+    assert passed == whole
+    facts = reader.facts
+    assert (facts.prompt_tokens, facts.completion_tokens, facts.events, facts.done) == (7, 77, 2, True)
+    assert reader.between_events
+
+
+def test_of_an_event_that_is_too_large_and_never_ends_its_last_words_count() -> None:
+    reader = SseReader(path="/v1/chat/completions")
+    reader.feed(b'data: {"choices": [], "x": "')
+    for _ in range(20):
+        reader.feed(b"x" * 2**20)
+    reader.feed(b'", "usage": {"prompt_tokens": 7, "completion_tokens": 77}}')
+    reader.finish()
+    assert (reader.facts.prompt_tokens, reader.facts.completion_tokens) == (7, 77)
 
 
 # -- what an engine may send without end ------------------------------------------------------------------------------
