@@ -122,7 +122,10 @@ class Router:
         try:
             asked = request.form.asked() if request.form is not None else openai.read(request.body)
         except openai.BadRequest as error:
-            return self._refuse(connection, request, client, "", 400, str(error))
+            coding = request.head.fields.get(b"content-encoding", b"identity").decode("latin-1")
+            coded = f"cannot read the request: Content-Encoding {clipped(coding)} is not taken; send JSON as it is"
+            text = str(error) if coding.lower() == "identity" else coded
+            return self._refuse(connection, request, client, "", 400, text)
         route = self._table.routes.get(asked.model)
         if route is None:
             text = f"The model `{clipped(asked.model)}` does not exist."

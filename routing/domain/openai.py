@@ -50,12 +50,26 @@ def read(body: Body) -> Asked:
     try:
         head = _head.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise BadRequest(f"cannot read the request: {error}") from None
+        raise BadRequest(f"cannot read the request: {_why(body, error)}") from None
     options = bytes(head.stream_options)
     usage = bool(options) and options != b"null" and _wants(options, members(options).get("include_usage"))
     if (options and not usage) or not _plain(body):
         members(body)
     return Asked(model=head.model, stream=bool(head.stream), usage=usage, options=bool(options))
+
+
+def _why(body: Body, error: Exception) -> str:
+    """What the decoder leaves to be guessed, in words."""
+    text = str(error)
+    if not body.strip():
+        return "it has no body; send JSON that names a model"
+    if (body[0] < 0x20 and body[:1] not in b"\t\r\n") or body[0] >= 0x80:
+        return "its body is no text; send JSON as it is, neither compressed nor with another Content-Encoding"
+    if "required field" in text:
+        return "it names no model; send JSON with `model`"
+    if "truncated" in text and body.rstrip()[-1:] == b"}":
+        return "a text in it holds half of a surrogate pair (\\ud800 to \\udfff), or does not end"
+    return "its JSON ends too early" if "truncated" in text else text
 
 
 def _plain(body: Body) -> bool:

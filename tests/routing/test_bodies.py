@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import gzip
 import json
 import time
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -103,6 +105,26 @@ def test_usage_is_asked_for_and_nothing_else_is_touched(data: Any, options: Any)
 )
 def test_a_body_that_can_be_read_in_two_ways_is_refused(body: bytes) -> None:
     with pytest.raises(openai.BadRequest, match=r"^cannot "):
+        openai.read(body)
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"", "it has no body"),
+        (b" \n", "it has no body"),
+        (gzip.compress(b'{"model": "m"}', mtime=0), "neither compressed"),
+        (zlib.compress(b'{"model": "m"}'), "it is no text|is malformed"),
+        (b"\x28\xb5\x2f\xfd\x00", "is malformed"),
+        (b"\xff\xfe{", "its body is no text"),
+        (b'{"model": "\\ud800"}', "half of a surrogate pair"),
+        (b'{"model": "m", "x": "', "its JSON ends too early"),
+        (b"{}", "it names no model"),
+        (b"[1]", "Expected `object`, got `array`"),
+    ],
+)
+def test_what_is_wrong_with_a_body_is_said_in_words(body: bytes, why: str) -> None:
+    with pytest.raises(openai.BadRequest, match=f"^cannot read the request: .*({why})"):
         openai.read(body)
 
 

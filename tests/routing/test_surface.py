@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import zlib
 from typing import Any
 
 import pytest
@@ -235,3 +236,11 @@ async def test_a_key_that_may_not_is_told_so_shortly() -> None:
         wire.post({"model": stage.model})
         status, _, body = await wire.answer()
         assert (status, len(body) < 500) == (403, True)
+
+
+async def test_a_body_in_another_encoding_is_refused_by_its_name(stage: Stage) -> None:
+    wire = await stage.open()
+    wire.post(zlib.compress(b'{"model": "m"}'), "Content-Encoding: deflate")
+    status, _, body = await wire.answer()
+    text = "cannot read the request: Content-Encoding deflate is not taken; send JSON as it is"
+    assert (status, json.loads(body)["error"]["message"]) == (400, text)
