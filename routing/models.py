@@ -1,7 +1,15 @@
 """Keys of the router's clients and what they used; which endpoints the routers left out."""
 
-from django.core.validators import MinValueValidator
+from typing import Any
+
+from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
+
+from agent_client.profile import KEY_LIMITS
+
+
+def _limit(name: str) -> dict[str, Any]:
+    return {"null": True, "blank": True, "validators": [MinValueValidator(1), MaxValueValidator(KEY_LIMITS[name])]}
 
 
 class ApiKey(models.Model):
@@ -11,12 +19,10 @@ class ApiKey(models.Model):
     prefix = models.CharField(max_length=8, unique=True, editable=False)
     sha256 = models.CharField(max_length=64, editable=False)
     allowed_models = models.JSONField(null=True, blank=True)  # names that it may use; null: all
-    requests_per_minute = models.PositiveIntegerField(null=True, blank=True, validators=[MinValueValidator(1)])
-    tokens_per_minute = models.PositiveBigIntegerField(null=True, blank=True, validators=[MinValueValidator(1)])
-    concurrency = models.PositiveIntegerField(
-        "requests at once", null=True, blank=True, validators=[MinValueValidator(1)]
-    )
-    tokens_per_month = models.PositiveBigIntegerField(null=True, blank=True, validators=[MinValueValidator(1)])
+    requests_per_minute = models.PositiveIntegerField(**_limit("requests_per_minute"))
+    tokens_per_minute = models.PositiveBigIntegerField(**_limit("tokens_per_minute"))
+    concurrency = models.PositiveIntegerField("requests at once", **_limit("concurrency"))
+    tokens_per_month = models.PositiveBigIntegerField(**_limit("tokens_per_month"))
     expires_at = models.DateTimeField(null=True, blank=True)
     revoked_at = models.DateTimeField(null=True, blank=True)
     may_manage = models.BooleanField(default=False)  # may also use the REST API

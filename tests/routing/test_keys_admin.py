@@ -20,7 +20,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from agent_client.profile import parse_catalog
+from agent_client.profile import KEY_LIMITS, parse_catalog
 from fleet import doorbell
 from fleet.models import CatalogModel
 from fleet.services import catalog
@@ -66,6 +66,13 @@ def test_a_key_made_in_the_api_works_is_shown_once_and_can_be_revoked(api: Clien
     assert send(api, "post", "keys/", name="ci")[0] == 409
     assert send(api, "post", "keys/", name="x", allowed_models="m")[0] == 400
     assert send(api, "post", "keys/", name="x", concurrency=0)[0] == 400
+
+
+@pytest.mark.parametrize(("name", "most"), KEY_LIMITS.items())
+def test_a_limit_is_no_larger_than_the_routers_can_count(api: Client, name: str, most: int) -> None:
+    for value, status in ((most, 201), (most + 1, 400), (2**63 - 1, 400), (10**30, 400)):
+        body = json.dumps({"name": f"k{value}", name: value})
+        assert api.post("/api/v1/keys/", body, content_type="application/json").status_code == status
 
 
 def test_a_key_made_in_the_admin_is_shown_once(admin_client: Client) -> None:
