@@ -15,7 +15,15 @@ from agent_client.engines import Probed, Readiness
 from agent_client.hardware import Discovery, DiscoveryOptions, Watch
 from agent_client.hardware.leftovers import oom_killed, still_held
 from agent_client.hardware.program import run_quietly
-from agent_client.identity import INSTANCE_ID, Identity, boot_id, load_identity, machine_id, save_identity
+from agent_client.identity import (
+    INSTANCE_ID,
+    Identity,
+    boot_id,
+    hold_identity,
+    load_identity,
+    machine_id,
+    save_identity,
+)
 from agent_client.installed import Installed
 from agent_client.launching import base_environment, read_secrets
 from agent_client.ledger import Ledger
@@ -63,6 +71,7 @@ class Agent:
     def __init__(self, config: AgentConfig) -> None:
         self._config = config
         self._boot_id = boot_id()
+        self._held: socket.socket | None = None  # of the identity
         self._sent_fingerprint = ""
         self._revision = -1
         self._applied = 0
@@ -116,6 +125,8 @@ class Agent:
         ended = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, ended.set)
+        if (identity := load_identity(self._config.state_dir)) is not None:
+            self._hold(identity)
         await self._supervisor.adopt()
         await asyncio.to_thread(self._watch.look)
         preflight.ask_engines(self._config, self._installed)
@@ -131,6 +142,11 @@ class Agent:
         await asyncio.gather(*left, return_exceptions=True)
         for task in done:
             task.result()  # a part of the agent that ends by itself is a mistake, and must not look like a stop
+
+    def _hold(self, identity: Identity) -> None:
+        if self._held is not None:
+            self._held.close()
+        self._held = hold_identity(identity)
 
     # -- what is said -------------------------------------------------------------------------------------------------
 
@@ -203,7 +219,9 @@ class Agent:
 
     async def _registered(self, message: Registered) -> None:
         if message.credential:
-            save_identity(self._config.state_dir, Identity(node_uid=message.node_uid, credential=message.credential))
+            identity = Identity(node_uid=message.node_uid, credential=message.credential)
+            save_identity(self._config.state_dir, identity)
+            self._hold(identity)
         self._heartbeat_seconds = message.heartbeat_seconds
         self._registered_anew.set()
         self._report_seconds = message.report_seconds

@@ -1,15 +1,17 @@
 """Who this agent is: the identity that the server issued, the machine, the boot, and this one process."""
 
 import fcntl
+import hashlib
 import json
 import os
+import socket
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
 
 class StateDirBusy(RuntimeError):
-    """cannot start: another agent uses this state directory."""
+    """cannot start: another agent uses this state directory, or a copy of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +30,25 @@ def lock_state_dir(state_dir: Path) -> int:
         os.close(handle)
         raise StateDirBusy(f"cannot start: another agent uses {state_dir}; give this one another --state-dir") from None
     return handle
+
+
+def hold_identity(identity: Identity) -> socket.socket:
+    """Be the one agent of this machine with this identity, until the process ends. Raises StateDirBusy.
+
+    The lock of a state directory says nothing of a copy of it, whose agent would end the other's engines. The name is
+    an abstract one of the kernel's (unix(7)), so that nothing is left of it whatever happens to the process.
+    """
+    held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    name = hashlib.sha256(identity.node_uid.encode()).hexdigest()[:32]
+    try:
+        held.bind(f"\0llmgw-agent-{name}")
+    except OSError:
+        held.close()
+        raise StateDirBusy(
+            "cannot start: another agent runs on this machine with the identity that is in this state directory, of "
+            "which one is a copy; run `python -m agent_client join` with this --state-dir to enrol it anew"
+        ) from None
+    return held
 
 
 def load_identity(state_dir: Path) -> Identity | None:

@@ -129,8 +129,9 @@ class Link:
             pass
         finally:
             writer.cancel()
+            await asyncio.wait({writer})  # to await it itself would mix its cancellation up with one of ours
             with contextlib.suppress(asyncio.CancelledError, ConnectionClosed):
-                await writer
+                writer.result()
         if session.closed:
             with contextlib.suppress(ConnectionClosed):
                 await socket.close(int(session.closed.code), session.closed.reason[:100])

@@ -71,8 +71,9 @@ class AgentConsumer(AsyncWebsocketConsumer):
             await self._read(receive)
         finally:
             ticker.cancel()
+            await asyncio.wait({ticker})  # to await it itself would mix its cancellation up with one of ours
             with contextlib.suppress(asyncio.CancelledError):
-                await ticker
+                ticker.result()
             await self._leave()
 
     # -- loop ---------------------------------------------------------------------------------------------------------

@@ -117,6 +117,7 @@ def patched(world: "World") -> Iterator[None]:
             ("agent_client.probes", "load", world.figures),
             ("agent_client.app.Agent", "_fetch", fetch),
             ("agent_client.ledger.Ledger", "_save", on_its_disk(Ledger._save)),
+            ("agent_client.app", "hold_identity", lambda identity: SimpleNamespace(close=lambda: None)),  # all in one
             ("agent_client.app", "save_identity", on_its_disk(save_identity)),
             ("agent_client.supervisor.processes", "start_time", kernel.start_time),
             ("agent_client.supervisor.processes", "marked", kernel.marked),
