@@ -92,9 +92,10 @@ async def _run(order: Order) -> int:
 def _grid(order: Order) -> int:
     """The file descriptor of the counts that the children share: in memory where they would end with this process
     anyway, and where the disk does not take them."""
-    if order["passing"]:
-        return grid_file.in_memory()
     path = Path(order["folder"], "router", "grid")
+    if order["passing"]:
+        path.parent.mkdir(parents=True, exist_ok=True)  # what the processes tell each other beside their counts
+        return grid_file.in_memory()
     try:
         return grid_file.on_disk(path)
     except OSError as error:

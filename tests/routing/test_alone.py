@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -113,6 +114,10 @@ def test_a_usage_log_has_a_line_a_request_from_all_processes_and_may_be_moved_aw
     wait_for(lambda: alone.ask() == 200, "the engine")
     for _ in range(9):
         assert alone.ask() == 200
+    counted = re.compile(r'^llmgw_router_requests_total\{.*status="200".*\} 10$', re.MULTILINE)
+    for _ in range(6):  # whichever process answers, it tells of all
+        wait_for(lambda: counted.search(alone.get("/metrics")), "the other process's count")
+    assert "unwritten" not in alone.said()
     wait_for(lambda: sum(row["status"] == 200 for row in lines(log)) == 10, "a line of each")
     log.rename(moved)
     assert alone.ask() == 200
