@@ -166,6 +166,7 @@ class CatalogModelAdmin(SeenAdmin, LivePage):
         form = context["adminform"].form
         if isinstance(form, CatalogModelForm) and form.wants_plan and form.entry and form.entry.profile:
             context["plan"] = plan(form.entry.name, form.cleaned_data["profile"])
+            context["errors"] = None  # the one that there is says that nothing is saved: nothing is to be corrected
         return super().render_change_form(request, context, *args, **kwargs)
 
     def told_before_delete(self, row: CatalogModel) -> list[str]:
@@ -222,6 +223,8 @@ def _sentence(model: CatalogModel, copies: Sequence[Replica]) -> str:
 def _following(rollout: Rollout | None, now: datetime) -> SafeString | str:
     if rollout is None or rollout.state in (RolloutState.DONE, RolloutState.DROPPED):
         return ""
+    if rollout.state == RolloutState.FAILED and rollout.target != rollout.model.revision:
+        return ""  # something else is wished since
     page = link(rollout, f"The rollout to revision {rollout.target}")
     why = f": {rollout.reason}" if rollout.reason else ""
     return format_html("{} {}{}. {}", page, told_state(rollout, now), why, told_waits(rollout))

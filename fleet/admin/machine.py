@@ -50,7 +50,11 @@ def living(node: Node) -> QuerySet[Shard]:
 
 
 def _sentence(node: Node, now: datetime) -> SafeString:
-    why = f": {node.status_reason}" if node.status_reason and node.status != NodeStatus.READY else ""
+    why: SafeString | str = ""
+    if node.status in (NodeStatus.UNREACHABLE, NodeStatus.LOST) and node.last_seen_at is not None:
+        why = format_html(", silent for {}", lasting(node.last_seen_at, now))  # its reason holds how long it was then
+    elif node.status_reason and node.status != NodeStatus.READY:
+        why = f": {node.status_reason}"
     cordon = ""
     if node.drain_deadline_at:
         cordon = " It is being drained" + (f": {node.cordon_reason}." if node.cordon_reason else ".")

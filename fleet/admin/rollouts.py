@@ -76,7 +76,7 @@ class RolloutAdmin(LivePage, MachineOwnedAdmin):
         begun = format_html("The rollout of {} from revision {} to {} {}.", name, row.origin, row.target, state)
         return Page(
             sentence=begun,
-            following=f"{waits}{_FOLLOWING.get(RolloutState(row.state), '')}{why}{by}".strip(),
+            following=f"{waits}{_following(row)}{why}{by}".strip(),
             acts=rollout_acts(row),
             sections=sections(
                 ("Replicas", progress(row, now)),
@@ -108,6 +108,12 @@ class RolloutAdmin(LivePage, MachineOwnedAdmin):
             act(model=rollout.model, actor=actor)
 
         self.each(request, rows.select_related("model"), one, done)
+
+
+def _following(rollout: Rollout) -> str:
+    if rollout.state == RolloutState.FAILED and rollout.target != rollout.model.revision:
+        return f"Revision {rollout.model.revision} is wished since."
+    return _FOLLOWING.get(RolloutState(rollout.state), "")
 
 
 def rollout_acts(rollout: Rollout | None) -> tuple[Act, ...]:

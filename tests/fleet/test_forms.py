@@ -87,6 +87,7 @@ def test_what_cannot_be_read_is_said_once_with_its_place(
 def test_a_plan_takes_yaml(admin_client: Client) -> None:
     page = said(admin_client, profile=YAML, _plan="1")
     assert "Nothing is saved yet: see the plan." in page
+    assert "correct the error" not in page
     assert not CatalogModel.objects.exists()
 
 

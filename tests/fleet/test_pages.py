@@ -14,6 +14,7 @@ from django.utils import timezone
 from agent_client.protocol.states import ShardState
 from fleet.domain.states import NodeStatus, ReplicaWish, RolloutState
 from fleet.models import CatalogModel, Gpu, Node, Replica, Rollout, Shard
+from fleet.services import catalog
 from tests.fleet.test_reconciler import model, ready_node, tell, tick
 from tests.fleet.test_rollouts_and_drains import answer, serving
 
@@ -297,3 +298,33 @@ def test_a_list_says_of_when_it_is(admin_client: Client) -> None:
     ready_node()
     for name in ("node", "gpu", "replica", "rollout", "catalogmodel", "event"):
         assert 'id="listed"' in admin_client.get(reverse(f"admin:fleet_{name}_changelist")).content.decode()
+
+
+def test_pages_tell_no_old_news_of_a_rollout(admin_client: Client) -> None:
+    admission = serving()
+    model(max_model_len=4096)
+    tick()
+    answer(admission, "unknown_flag", "no such flag")
+    tick()
+    row, rollout = CatalogModel.objects.get(), Rollout.objects.get()
+    its, about = (
+        reverse("admin:fleet_catalogmodel_change", args=[row.pk]),
+        reverse("admin:fleet_rollout_change", args=[rollout.pk]),
+    )
+    assert "The rollout to revision 2" in admin_client.get(its).content.decode()
+    assert "The catalog keeps the new profile" in admin_client.get(about).content.decode()
+    catalog.roll_back(model=row, actor="t")
+    assert "The rollout to revision 2" not in admin_client.get(its).content.decode()
+    assert "Revision 3 is wished since." in admin_client.get(about).content.decode()
+
+
+def test_a_silent_node_says_for_how_long_it_is_silent_now(admin_client: Client) -> None:
+    admission = ready_node()
+    Node.objects.update(
+        status=NodeStatus.UNREACHABLE,
+        status_reason="silent for 31 s",
+        last_seen_at=timezone.now() - timedelta(seconds=61),
+    )
+    page = admin_client.get(reverse("admin:fleet_node_change", args=[admission.node_id])).content.decode()
+    assert re.search(r"gpu-01 has been unreachable for .*, silent for .*1 min", page)
+    assert page.count("silent for 31 s") == 1  # the reason of its state, as a field
