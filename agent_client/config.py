@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from agent_client.yaml_text import UnreadableYaml, read_yaml
+from agent_client.yaml_text import UnreadableYaml, read_yaml_file
 
 DEFAULT_SERVER = "ws://127.0.0.1:8000"
 DEFAULT_PORTS = range(20000, 21000)  # below Linux's ephemeral range, 32768 to 60999
@@ -207,7 +207,7 @@ def _read_file(path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        data = read_yaml(path.read_bytes())
+        data = read_yaml_file(path)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}; give an existing file with --config") from None
     except UnreadableYaml as error:

@@ -17,7 +17,10 @@ from agent_client.installed import Installed
 from agent_client.ledger import Ledger
 from agent_client.profile import Problem, ProfileError, parse_profile
 from agent_client.profile.memory import GIB, MemoryEstimate
-from agent_client.yaml_text import read_yaml
+from agent_client.yaml_text import read_yaml_file
+
+#: Far more than a machine has to tell of.
+MOST_INVENTORY_BYTES = 16_000_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +45,7 @@ def run(args: argparse.Namespace, config: AgentConfig) -> int:
 
 def _checked(args: argparse.Namespace, config: AgentConfig) -> dict[str, Any]:
     hint = "give a YAML file with keys and values, such as `engine: vllm`"
-    data = _read(args.profile, read_yaml, hint)
+    data = _read(args.profile, read_yaml_file, hint)
     entry = data if isinstance(data, dict) and "profile" in data else {"profile": data}
     profile = parse_profile(entry["profile"])
     found = fit.check(
@@ -69,17 +72,21 @@ def _inventory(args: argparse.Namespace, config: AgentConfig) -> Mapping[str, An
     return discover(DiscoveryOptions(**config.of_hardware(), owned_pids=lambda: pids)).to_json()
 
 
-def _inventory_of(text: bytes) -> dict[str, Any]:
+def _inventory_of(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        text = file.read(MOST_INVENTORY_BYTES + 1)
+    if len(text) > MOST_INVENTORY_BYTES:
+        raise ValueError(f"it has more than {MOST_INVENTORY_BYTES:,} bytes")
     data = json.loads(text)
     if not isinstance(data, dict) or "gpus" not in data:
         raise ValueError("it is no inventory")
     return data
 
 
-def _read(path: str, parse: Callable[[bytes], Any], hint: str) -> Any:
+def _read(path: str, parse: Callable[[Path], Any], hint: str) -> Any:
     """Raises ProfileError, which names the file."""
     try:
-        return parse(Path(path).read_bytes())
+        return parse(Path(path))
     except (OSError, ValueError, RecursionError) as error:  # the last: JSON that is nested without end
         why = error.strerror if isinstance(error, OSError) else error
         problem = Problem(code="unreadable", field="", text=f"cannot read {path}: {why}", hint=hint)

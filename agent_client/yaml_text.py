@@ -1,5 +1,6 @@
 """YAML that people wrote, read with bounds; what is wrong with it is one sentence with a line and a column."""
 
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -11,6 +12,15 @@ MOST_BYTES, MOST_DEPTH, MOST_VALUES = 1_000_000, 50, 200_000
 
 class UnreadableYaml(ValueError):
     """cannot read it as YAML; the text says where."""
+
+
+def read_yaml_file(path: Path) -> Any:
+    """As read_yaml; of a larger file no more is read than shows that. Raises OSError, too."""
+    with path.open("rb") as file:
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise UnreadableYaml(f"it has more than {MOST_BYTES:,} bytes")
+    return read_yaml(data)
 
 
 def read_yaml(text: str | bytes, *, most_bytes: int = MOST_BYTES) -> Any:

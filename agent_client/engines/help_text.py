@@ -84,7 +84,11 @@ def unknown_flags(words: Iterable[str], known: Known, *, set_by_user: bool) -> I
     """Refused by name, with the nearest that there is."""
     which = f"{known.engine} {known.version}".strip()
     for word in words:
-        if not word.startswith("-") or not _NAME.match(word) or known.knows(word):
+        if not word.startswith("-") or (word.isprintable() and (not _NAME.match(word) or known.knows(word))):
+            continue
+        if not word.isprintable():
+            text = f"cannot use {word[:80]!a} in extra_args: no option is written so"
+            yield Problem(code="flag_unknown", field="profile.extra_args", text=text, hint="leave it out")
             continue
         name = word.split("=", 1)[0]
         near = difflib.get_close_matches(canonical(name), sorted(known.names or ()), n=_MOST_NEAR)

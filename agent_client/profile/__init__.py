@@ -14,7 +14,7 @@ from agent_client.profile.catalog import (
 from agent_client.profile.problems import Problem, ProfileError, Refusal
 from agent_client.profile.profile import Arrangement, EngineKind, NvlinkRule, Profile, SecretRef, parse_profile
 from agent_client.profile.routing import EngineTimers, Routing
-from agent_client.yaml_text import UnreadableYaml, read_yaml
+from agent_client.yaml_text import UnreadableYaml, read_yaml, read_yaml_file
 
 __all__ = [
     "API_VERBS",
@@ -40,4 +40,5 @@ __all__ = [
     "parse_profile",
     "read_json_object",
     "read_yaml",
+    "read_yaml_file",
 ]

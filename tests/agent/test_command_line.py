@@ -1,5 +1,7 @@
 """What `python -m agent_client` says to whoever types it."""
 
+import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -60,3 +62,33 @@ def test_who_stops_the_agent_is_told_what_runs_on(
     assert program.main(["--state-dir", str(tmp_path), "run", *flags]) == 0
     told = capsys.readouterr().err
     assert told.startswith(said) if said else told == ""
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["-m", "agent_client", "validate", "/dev/zero"], "it has more than 1,000,000 bytes"),
+        (["-m", "agent_client", "validate", "--inventory", "/dev/zero", "{profile}"], "more than 16,000,000 bytes"),
+        (["-m", "agent_client", "--config", "/dev/zero", "status"], "it has more than 1,000,000 bytes"),
+        (["manage.py", "catalog", "validate", "/dev/zero"], "it has more than 1,000,000 bytes"),
+        (["manage.py", "router", "--catalog", "/dev/zero"], "it has more than 1,000,000 bytes"),
+    ],
+    ids=lambda each: each[-1] if isinstance(each, list) else "",
+)
+def test_a_file_without_end_is_not_read_to_its_end(tmp_path: Path, argv: list[str], told: str) -> None:
+    profile = tmp_path / "profile.yaml"
+    profile.write_text("engine: echo\ngpus: 0\n")
+    argv = [word.format(profile=profile) for word in argv]
+    env = {**os.environ, "LLMGW_STATE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, *argv],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31)),
+    )
+    assert done.returncode != 0
+    assert told in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr

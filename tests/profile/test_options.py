@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from agent_client.engines import PlanError, preview
-from agent_client.profile import ProfileError, parse_profile
+from agent_client.profile import ProfileError, parse_entry, parse_profile
 
 LLAMA = {"engine": "llamacpp", "model": "/m.gguf", "gpus": 0}
 CUSTOM = {"engine": "custom", "gpus": 0}
@@ -55,3 +55,9 @@ def test_a_placeholder_is_a_name_and_nothing_else(word: str) -> None:
     profile = parse_profile(CUSTOM | {"options": {"command": ["serve", word]}})
     with pytest.raises(PlanError, match="the custom command has an unknown placeholder"):
         preview.command(profile, ("m",))
+
+
+def test_no_option_is_written_with_characters_that_nobody_sees() -> None:
+    entry = parse_entry({"name": "m", "profile": LLAMA | {"extra_args": ["--\x1b[31mfoo"]}})
+    (problem,) = preview.problems(entry)
+    assert problem.text == r"cannot use '--\x1b[31mfoo' in extra_args: no option is written so"

@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 from django.core.management.base import BaseCommand, CommandError
 
-from agent_client.profile import ProfileError, UnreadableYaml, parse_catalog, read_yaml
+from agent_client.profile import ProfileError, UnreadableYaml, parse_catalog, read_yaml_file
 from fleet.services import catalog
 from fleet.services.errors import FleetError
 
@@ -31,7 +31,7 @@ class Command(BaseCommand):
             return
         path: Path = options["file"]
         try:
-            data = read_yaml(path.read_bytes())
+            data = read_yaml_file(path)
             parsed = parse_catalog(data)
             if options["verb"] == "validate":
                 catalog.refuse_unrunnable(parsed.models)

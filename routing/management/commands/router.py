@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
-from agent_client.profile import Catalog, ProfileError, UnreadableYaml, parse_catalog, read_yaml
+from agent_client.profile import Catalog, ProfileError, UnreadableYaml, parse_catalog, read_yaml_file
 from routing.dataplane.messages import BODY_BYTES
 from routing.feed import document_of_catalog, write
 from routing.server.parent import environment
@@ -183,7 +183,7 @@ def _open_usage_log(path: Path) -> None:
 
 def _from_file(catalog: Path, routes: Path, no_auth: bool) -> Catalog:
     try:
-        data = read_yaml(catalog.read_bytes())
+        data = read_yaml_file(catalog)
         parsed = parse_catalog(data)
     except OSError as error:
         raise CommandError(f"cannot read {catalog}: {error.strerror}")
