@@ -14,6 +14,7 @@ try:
     from agent_client.hardware import cli as hardware_cli
     from agent_client.identity import StateDirBusy, forget_identity, load_identity, lock_state_dir
     from agent_client.ledger import Ledger
+    from agent_client.preflight import engine_warnings
 except ModuleNotFoundError as error:
     if (error.name or "agent_client").partition(".")[0] == "agent_client":
         raise
@@ -72,16 +73,18 @@ def _run(args: argparse.Namespace, config: AgentConfig) -> int:
     lock = lock_state_dir(config.state_dir)
     try:
         asyncio.run(_agent(config, stop_engines=args.stop_engines))
-        if not args.stop_engines:
-            _tell_what_runs_on(config)
+        _tell_what_runs_on(config, stop_engines=args.stop_engines)
     finally:
         os.close(lock)
     return 0
 
 
-def _tell_what_runs_on(config: AgentConfig) -> None:
+def _tell_what_runs_on(config: AgentConfig, *, stop_engines: bool) -> None:
     """Who stops an agent by hand shall not be surprised by what holds the cards."""
-    if count := sum(bool(entry.pid) for entry in Ledger(config.state_dir / "ledger.json").entries.values()):
+    count = sum(bool(entry.pid) for entry in Ledger(config.state_dir / "ledger.json").entries.values())
+    if not count:
+        sys.stderr.write("the agent has ended, and no engine of it runs on\n")
+    elif not stop_engines:
         engines = "1 engine keeps" if count == 1 else f"{count} engines keep"
         sys.stderr.write(f"{engines} running, and the next start takes them back; `run --stop-engines` ends them\n")
 
@@ -91,7 +94,7 @@ async def _agent(config: AgentConfig, *, stop_engines: bool) -> None:
 
 
 def _inventory(args: argparse.Namespace, config: AgentConfig) -> int:
-    return hardware_cli.run_inventory(args, hardware_cli.options_of(args, **config.of_hardware()))
+    return hardware_cli.run_inventory(args, hardware_cli.options_of(args, **config.of_hardware(), also_warned=lambda: engine_warnings(config)))
 
 
 def _join(args: argparse.Namespace, config: AgentConfig) -> int:

@@ -109,6 +109,7 @@ class Agent:
             owned_pids=ours.owned_pids,
             owned_gpus=ours.owned_gpus,
             steady_seconds=STEADY_SECONDS,
+            also_warned=lambda: preflight.engine_warnings(config),
         )
         self._watch = Watch(Discovery(options), pause_seconds=config.discovery_seconds)
         self._link = Link(
@@ -129,6 +130,8 @@ class Agent:
             self._hold(identity)
         await self._supervisor.adopt()
         await asyncio.to_thread(self._watch.look)
+        for text in preflight.engine_warnings(self._config):
+            log.warning("agent.engine_unrunnable node=%s reason=%s", self._config.node_id, text)
         preflight.ask_engines(self._config, self._installed)
         work = (self._link.run(), self._beat(), self._watch.run(self._look.set), self._report_often())
         tasks = [asyncio.create_task(item) for item in work]

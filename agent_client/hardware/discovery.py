@@ -29,6 +29,7 @@ class DiscoveryOptions:
     owned_gpus: Callable[[], Collection[str]] = tuple  # UUIDs that our engines were given
     severities: Mapping[str, str] = field(default_factory=dict)  # problem code → unplaceable, warning or ignore
     gpu_classes: tuple[tuple[str, str], ...] = ()  # regular expression over the whole card name, class
+    also_warned: Callable[[], tuple[str, ...]] = tuple  # sentences of the node that no hardware tells
     kernel_log: Path = xid.KMSG
     steady_seconds: float = 0.0  # looks closer together count as one for what must be seen twice, and for growth
 
@@ -76,7 +77,9 @@ class Discovery:
         adapters = infiniband.read(options.ib_root, options.fabrics)
         addresses.fill(adapters)
         self._count(adapters)
+        also = options.also_warned()
         return Inventory(
+            lasting_warnings=also,
             data={
                 "version": inventory.VERSION,
                 "node_id": options.node_id,
@@ -84,15 +87,18 @@ class Discovery:
                 "driver": found.driver,
                 "cuda": found.cuda,
                 "error": found.error,
-                "warnings": inventory.warnings(
-                    found,
-                    adapters,
-                    options.fabrics,
-                    expect_gpus=options.expect_gpus,
-                    expect_hcas=options.expect_hcas,
-                    asked_for_gpus=options.use_gpu,
-                    severities=options.severities,
-                ),
+                "warnings": [
+                    *also,
+                    *inventory.warnings(
+                        found,
+                        adapters,
+                        options.fabrics,
+                        expect_gpus=options.expect_gpus,
+                        expect_hcas=options.expect_hcas,
+                        asked_for_gpus=options.use_gpu,
+                        severities=options.severities,
+                    ),
+                ],
                 "problems": found.problems,
                 "gpus": found.gpus,
                 "domains": found.domains,

@@ -20,6 +20,7 @@ _VOLATILE = ("memory_used_mib", "memory_reserved_mib", "processes", "health", "s
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
     data: Mapping[str, Any] = field(default_factory=dict)
+    lasting_warnings: tuple[str, ...] = ()  # of those in `data`: they hold no figure that changes all the time
 
     def to_json(self) -> dict[str, Any]:
         return dict(self.data)
@@ -37,7 +38,7 @@ class Inventory:
             for adapter in self.data.get("adapters", [])
         ]
         lasting = {key: value for key, value in self.data.items() if key != "warnings"}
-        text = json.dumps({**lasting, "gpus": gpus, "adapters": adapters}, sort_keys=True, default=str)
+        text = json.dumps({**lasting, "warnings": self.lasting_warnings, "gpus": gpus, "adapters": adapters}, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()
 
 

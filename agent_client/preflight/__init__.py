@@ -17,7 +17,7 @@ from agent_client.preflight import cards, models, node, programs
 from agent_client.preflight.cards import sick as sick_card
 from agent_client.preflight.cards import too_old
 from agent_client.preflight.ports import Ports
-from agent_client.preflight.programs import ask_engines, available_engines, command_for, named_command
+from agent_client.preflight.programs import ask_engines, available_engines, command_for, engine_warnings, named_command
 from agent_client.profile import Problem, Profile, Refusal
 from agent_client.profile.memory import MemoryEstimate
 from agent_client.protocol.messages import ShardSpec
@@ -99,6 +99,7 @@ __all__ = [
     "available_engines",
     "check",
     "command_for",
+    "engine_warnings",
     "named_command",
     "sick_card",
     "too_old",

@@ -1,5 +1,6 @@
 """Which engines this node can run and may run, and by which command."""
 
+import difflib
 import importlib.util
 import shutil
 import sys
@@ -42,6 +43,30 @@ def available_engines(config: AgentConfig) -> dict[str, str]:
     return {kind.value: packaged_version(kind, command) for kind, command in commands.items() if command is not None}
 
 
+def engine_warnings(config: AgentConfig) -> tuple[str, ...]:
+    """What agent.yaml lists and this node can't run: otherwise it would only be missing among the node's engines."""
+    return tuple(_unrunnable(config))
+
+
+def _unrunnable(config: AgentConfig) -> Iterator[str]:
+    for name in config.policy.engines or {}:
+        where = f"policy.engines.{name}"
+        if name not in list(EngineKind):
+            near = difflib.get_close_matches(name, list(EngineKind), n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(EngineKind)}"
+            yield f"agent.yaml: {where} is no engine; {hint}"
+        elif command_for(config, EngineKind(name)) is None:
+            program = _program(config, EngineKind(name))
+            hint = f"install it, or correct {where}.command"
+            yield f"agent.yaml: the program {program} of {where} is not on this node, so it runs none of {name}; {hint}"
+
+
+def _program(config: AgentConfig, kind: EngineKind) -> str:
+    """What is looked for, whether it is there or not."""
+    policy = (config.policy.engines or {}).get(kind)
+    return ((policy.command if policy else None) or DEFAULT_COMMANDS.get(kind) or (kind.value,))[0]
+
+
 def ask_engines(config: AgentConfig, installed: Installed) -> None:
     """Begin to ask every engine for its options, so that the first start finds them known."""
     for kind in EngineKind:
@@ -69,9 +94,8 @@ def _no_engine(config: AgentConfig, profile: Profile, spec: ShardSpec) -> Proble
     if kind is EngineKind.CUSTOM:
         text = f"cannot start {spec.replica}: custom engines run only where agent.yaml lists them"
         return _problem(FailureCode.POLICY_REFUSED, "engine", text, "policy: {engines: {custom: {}}}")
-    policy = (engines or {}).get(kind)
-    command = (policy.command if policy else None) or DEFAULT_COMMANDS.get(kind) or (kind.value,)
-    text = f"cannot start {spec.replica}: the program {command[0]} of engine {kind} is not on this node"
+    program = _program(config, kind)
+    text = f"cannot start {spec.replica}: the program {program} of engine {kind} is not on this node"
     return _problem(FailureCode.ENGINE_MISSING, "engine", text, f"install it, or set policy.engines.{kind}.command")
 
 

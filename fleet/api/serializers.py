@@ -183,9 +183,13 @@ class PlanRequest(Strict):
 
 
 class EventSerializer(serializers.ModelSerializer[Event]):
+    node = serializers.SlugRelatedField[Node](slug_field="name", read_only=True)
+    replica = serializers.CharField(source="replica.label", read_only=True, default=None)
+    model = serializers.CharField(source="replica.model.name", read_only=True, default=None)
+
     class Meta:
         model = Event
-        fields = ["id", "at", "kind", "severity", "text", "actor", "data"]
+        fields = ["id", "at", "kind", "severity", "text", "actor", "node", "replica", "model", "data"]
 
 
 def show_ledger(snapshot: FleetSnapshot) -> list[dict[str, Any]]:

@@ -266,6 +266,6 @@ def _checked(kind: type[Serializer[Any]], request: Request) -> dict[str, Any]:
 
 
 class EventViewSet(ListModelMixin, GenericViewSet[Event]):
-    queryset = Event.objects.all()
+    queryset = Event.objects.select_related("node", "replica__model")
     serializer_class = EventSerializer
     filterset_fields = ["kind", "severity", "node__name"]

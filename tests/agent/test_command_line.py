@@ -46,7 +46,8 @@ class Kept:
         ([1, 2, 3, 0], [], "3 engines keep running, and the next start takes them back; `run --stop-engines`"),
         ([1], [], "1 engine keeps running"),
         ([1], ["--stop-engines"], ""),
-        ([], [], ""),
+        ([], [], "the agent has ended, and no engine of it runs on"),
+        ([], ["--stop-engines"], "the agent has ended, and no engine of it runs on"),
     ],
 )
 def test_who_stops_the_agent_is_told_what_runs_on(

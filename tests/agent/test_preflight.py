@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from agent_client import config, preflight
+from agent_client.hardware import Discovery, DiscoveryOptions
 from agent_client.preflight import Ports, models
 from agent_client.profile import EngineKind, parse_profile
 from agent_client.protocol.messages import ShardSpec
@@ -208,3 +209,35 @@ def test_an_order_that_does_not_fit_reaches_the_control_plane_as_code_sentence_a
         "cannot start m/1: GPU GPU-1 is not in this node's inventory",
         "run `inventory`",
     )
+
+
+def test_a_program_that_agent_yaml_names_and_that_is_not_there_is_told_before_anybody_orders_it(tmp_path: Path) -> None:
+    missing = str(tmp_path / "vllm")
+    named = {"vllm": config.EnginePolicy(command=(missing, "serve")), "echo": config.EnginePolicy()}
+    agent = config.AgentConfig(
+        server="ws://127.0.0.1:1",
+        node_id="n",
+        mgmt_addr="127.0.0.1",
+        state_dir=tmp_path,
+        policy=config.Policy(engines={**named, "vlm": config.EnginePolicy()}),
+    )
+    told = preflight.engine_warnings(agent)
+    assert told == (
+        f"agent.yaml: the program {missing} of policy.engines.vllm is not on this node, so it runs none of vllm; "
+        "install it, or correct policy.engines.vllm.command",
+        "agent.yaml: policy.engines.vlm is no engine; did you mean vllm?",
+    )
+    Path(missing).touch(mode=0o755)
+    assert [text for text in preflight.engine_warnings(agent) if missing in text] == []
+
+
+def test_what_no_engine_can_be_started_for_travels_with_the_inventory_and_changes_its_fingerprint() -> None:
+    told = ["agent.yaml: policy.engines.vlm is no engine; did you mean vllm?"]
+    options = DiscoveryOptions(node_id="n", use_gpu=False, ib_root=Path("/none"), also_warned=lambda: tuple(told))
+    discovery = Discovery(options)
+    before = discovery.look()
+    assert told[0] in before.to_json()["warnings"]
+    told.clear()
+    after = discovery.look()
+    assert "policy.engines" not in str(after.to_json())
+    assert before.fingerprint() != after.fingerprint()

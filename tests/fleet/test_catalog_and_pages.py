@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from django.contrib import admin
 from django.contrib.auth.models import User
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
@@ -89,6 +91,25 @@ def test_cordon_by_api_is_seen_and_told(api: Client) -> None:
     answer = api.post("/api/v1/nodes/gpu-01/cordon/", {"reason": "fan"}, content_type="application/json")
     assert answer.json()["schedulable"] is False
     assert "gpu-01 cordoned: fan" in str(api.get("/api/v1/events/").json())
+
+
+def test_an_event_names_its_node_and_its_replica_in_a_fixed_number_of_queries(
+    api: Client, django_assert_num_queries: Any
+) -> None:
+    admission = ready_node()
+    model()
+    tick()
+    make_ready(admission)
+    api.post("/api/v1/nodes/gpu-01/cordon/", {"reason": "fan"}, content_type="application/json")
+    with CaptureQueriesContext(connection) as few:
+        rows = api.get("/api/v1/events/?limit=1").json()["results"]
+    assert (rows[0]["node"], rows[0]["replica"], rows[0]["model"]) == ("gpu-01", None, None)
+    with django_assert_num_queries(len(few)):
+        rows = api.get("/api/v1/events/").json()["results"]
+    replica = Replica.objects.get()
+    told = [row for row in rows if row["replica"]]
+    assert told
+    assert {(row["replica"], row["model"]) for row in told} == {(replica.label, replica.model.name)}
 
 
 def test_no_secret_reaches_api_or_pages(api: Client, admin_client: Client) -> None:
