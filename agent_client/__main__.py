@@ -94,7 +94,9 @@ async def _agent(config: AgentConfig, *, stop_engines: bool) -> None:
 
 
 def _inventory(args: argparse.Namespace, config: AgentConfig) -> int:
-    return hardware_cli.run_inventory(args, hardware_cli.options_of(args, **config.of_hardware(), also_warned=lambda: engine_warnings(config)))
+    return hardware_cli.run_inventory(
+        args, hardware_cli.options_of(args, **config.of_hardware(), also_warned=lambda: engine_warnings(config))
+    )
 
 
 def _join(args: argparse.Namespace, config: AgentConfig) -> int:

@@ -103,7 +103,7 @@ class Discovery:
                 "gpus": found.gpus,
                 "domains": found.domains,
                 "adapters": adapters,
-            }
+            },
         )
 
     def _gpus(self) -> Found:

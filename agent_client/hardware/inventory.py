@@ -38,7 +38,11 @@ class Inventory:
             for adapter in self.data.get("adapters", [])
         ]
         lasting = {key: value for key, value in self.data.items() if key != "warnings"}
-        text = json.dumps({**lasting, "warnings": self.lasting_warnings, "gpus": gpus, "adapters": adapters}, sort_keys=True, default=str)
+        text = json.dumps(
+            {**lasting, "warnings": self.lasting_warnings, "gpus": gpus, "adapters": adapters},
+            sort_keys=True,
+            default=str,
+        )
         return hashlib.sha256(text.encode()).hexdigest()
 
 
