@@ -43,8 +43,8 @@ _BACK_FROM = (*rollouts.OPEN, RolloutState.DONE)
 _FOLLOWING = {
     RolloutState.ROLLING: "One replica after another goes over. If the new revision fails, all go back by themselves.",
     RolloutState.PAUSED: "Nothing more goes over until it is resumed.",
-    RolloutState.FAILED: "All replicas go back to the old revision. The catalog keeps the new profile: «Resume» tries "
-    "it once more, «Roll back» wishes again what runs.",
+    RolloutState.FAILED: "All replicas go back to the old revision. The catalog keeps the new profile; «Roll back» "
+    "wishes again what runs.",
 }
 
 
