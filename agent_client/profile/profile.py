@@ -258,7 +258,9 @@ def _selector(given: Fields) -> dict[str, str]:
             continue
         if not isinstance(value, str | int | float) or isinstance(value, bool):
             given.note(
-                "bad_value", f"node_selector.{key}", f"cannot use {given.where}.node_selector.{key}: text is needed"
+                "bad_value",
+                f"node_selector.{key[:80]}",
+                f"cannot use {given.where}.node_selector: the value of {key[:80]!r} must be text",
             )
             continue
         out[key] = str(value)
@@ -283,7 +285,8 @@ def _env(given: Fields) -> dict[str, str | SecretRef]:
     for key, value in given.mapping("env").items():
         where = f"{given.where}.env.{key}"
         if not _ENV_NAME.match(key):
-            given.note("bad_env_name", f"env.{key}", f"cannot use {where}: that is no name of a variable")
+            text = f"cannot use {given.where}.env: {key[:80]!r} is no name of a variable"
+            given.note("bad_env_name", f"env.{key[:80]}", text, "letters, digits and _, no digit first")
         elif any(key == owned or (owned.endswith("*") and key.startswith(owned[:-1])) for owned in OWNED_ENV):
             given.note("env_owned", f"env.{key}", f"cannot use {where}: llmgw sets {key} itself")
         elif isinstance(value, Mapping) and set(value) == {"secret"} and _named(value["secret"]):

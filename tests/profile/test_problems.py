@@ -62,6 +62,8 @@ def test_of_an_engine_that_nobody_knows_no_model_is_asked_for() -> None:
     [
         ("node_selector", {"": "a"}, "cannot use m.profile.node_selector: a label has no name"),
         ("node_selector", ["a"], "cannot use m.profile.node_selector = ['a']: a mapping of keys to values is needed"),
+        ("env", {"A\nB": "x"}, r"cannot use m.profile.env: 'A\nB' is no name of a variable"),
+        ("node_selector", {"a\nb": [1]}, r"cannot use m.profile.node_selector: the value of 'a\nb' must be text"),
         ("env", {"A": {"secret": " "}}, "cannot use m.profile.env.A: text or {secret: NAME} is needed"),
     ],
 )
