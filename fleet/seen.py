@@ -69,8 +69,9 @@ class SeenForm(forms.ModelForm):
             names = [str(self.fields[name].label).lower() for name in stale]
             told = f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
             by = f" by {who}" if (who := self.changed_by()) else ""
+            were = "were" if len(names) > 1 or told.endswith("s") else "was"
             text = (
-                f"cannot save {self.name()}: its {told} {'were' if told.endswith('s') or len(names) > 1 else 'was'} changed meanwhile{by}. "
+                f"cannot save {self.name()}: its {told} {were} changed meanwhile{by}. "
                 "Open it in another tab to see how; saving once more replaces it by what is written here."
             )
             raise forms.ValidationError(text, code="stale")
