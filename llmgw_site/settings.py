@@ -188,8 +188,11 @@ LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
     "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s %(message)s"}},
-    "filters": {"error_numbers": {"()": "llmgw_site.log.ErrorNumbers"}},
-    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "filters": {
+        "error_numbers": {"()": "llmgw_site.log.ErrorNumbers"},
+        "refused": {"()": "llmgw_site.log.Refused"},
+    },
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line", "filters": ["refused"]}},
     "root": {"handlers": ["stderr"], "level": env.text("LLMGW_LOG_LEVEL", "INFO")},
     "loggers": {
         "daphne": {"level": "WARNING"},

@@ -144,8 +144,10 @@ class Chooser:
         return self._suspects.any(now) and request.form is None and self._suspects.poison(crc32(request.body), now)
 
     def died(self, request: Request, endpoint: Endpoint) -> bool:
-        """An engine died during this request; whether that makes it poison."""
-        if request.form is not None:
+        """An engine died during this request; whether that makes it poison. One that was out of routing by then was
+        ended by whoever took it out."""
+        now_routed = self._endpoints.get(endpoint.id)
+        if request.form is not None or now_routed is None or now_routed.draining:
             return False
         now, checksum = int(time.time()), crc32(request.body)
         self._suspects.died(checksum, affinity.word_of(endpoint.id) >> 1, now)

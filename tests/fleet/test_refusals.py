@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 from asgiref.testing import ApplicationCommunicator
+from django.conf import settings
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied, SuspiciousOperation
 from django.db import OperationalError
 from django.test import Client
 
 from llmgw_site import asgi
+from llmgw_site.log import Refused
 from routing.services import create_key
 from tests.fleet.test_hostile_requests import MOST_DETAIL
 
@@ -233,3 +235,17 @@ def tells(answer: Any, path: str) -> None:
         assert "<h1>cannot" in text
         assert "</html>" in text
         assert len(text) < MOST_DETAIL
+
+
+def test_what_is_refused_is_one_warning_in_the_log() -> None:
+    """Anybody could fill it with tracebacks."""
+    record = logging.LogRecord("django.security.DisallowedHost", logging.ERROR, "f", 1, "Invalid %s", ("host",), None)
+    record.exc_info = (ValueError, ValueError("x" * 1000), None)
+    stderr = settings.LOGGING["handlers"]["stderr"]
+    line = settings.LOGGING["formatters"]["line"]["format"]
+    assert stderr["filters"] == ["refused"]
+    assert Refused().filter(record)
+    assert logging.Formatter(line).format(record).endswith(" WARNING django.security.DisallowedHost Invalid host")
+    other = logging.LogRecord("fleet", logging.ERROR, "f", 1, "broken", (), None)
+    assert Refused().filter(other)
+    assert other.levelno == logging.ERROR

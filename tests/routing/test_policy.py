@@ -82,6 +82,31 @@ async def test_a_request_that_two_engines_die_of_is_refused_and_takes_no_third(s
     assert (await ask(stage, temperature=0))[0] == 200  # another request is none the worse for it
 
 
+@pytest.mark.parametrize("how", [{"gone": True}, {"draining": True}], ids=["gone", "draining"])
+async def test_engines_that_were_out_of_routing_when_they_ended_make_nothing_poison(
+    stage: Stage, how: dict[str, bool]
+) -> None:
+    """Whoever takes them out ends them: a hung engine, and all that waited for it."""
+
+    async def ended(heard: Heard, writer: asyncio.StreamWriter) -> None:
+        routes = stage._routes()
+        model = routes["models"][0]
+        model["endpoints"] = [each | {"draining": True} for each in model["endpoints"] if "draining" in how]
+        stage.router.table = parse(routes)
+        writer.transport.abort()
+
+    engines = [await stage.engine(ended) for _ in range(2)]
+    status, _, body = await ask(stage)
+    assert (status, b"poison" in body) == (503, False)
+    assert count(stage, "errors", "poison") == 0
+    for engine in engines:
+        engine.script = say_hi
+    stage.router.table = parse(stage._routes())
+    for name in list(stage.router.chooser.loads):
+        del stage.router.chooser.loads[name]
+    assert (await ask(stage))[0] == 200
+
+
 async def test_a_request_after_its_first_byte_is_asked_of_nobody_else(stage: Stage) -> None:
     async def script(heard: Heard, writer: asyncio.StreamWriter) -> None:
         writer.write(stream_head() + chunk(b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'))
