@@ -88,3 +88,13 @@ def _without_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
         raise ValueError(f"`{twice[:80]}` stands there twice")
     return found
+
+
+def printable(text: str) -> str:
+    """For a terminal: what would move its cursor, rename its window or turn a line around is written as an escape.
+
+    Names, labels and engines' words come from elsewhere.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)

@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from agent_client import fit
 from agent_client.config import AgentConfig
@@ -15,6 +15,7 @@ from agent_client.hardware import DiscoveryOptions, discover
 from agent_client.hardware.program import run_quietly
 from agent_client.installed import Installed
 from agent_client.ledger import Ledger
+from agent_client.plain_data import printable
 from agent_client.profile import Problem, ProfileError, parse_profile
 from agent_client.profile.memory import GIB, MemoryEstimate
 from agent_client.yaml_text import read_yaml_file
@@ -118,24 +119,28 @@ def _problem(problem: Problem) -> dict[str, str]:
     return {"code": problem.code, "text": problem.text, "hint": problem.hint}
 
 
+def _say(stream: TextIO, text: str) -> None:
+    stream.write(printable(text))
+
+
 def _write(out: Mapping[str, Any], *, show_command: bool) -> None:
     for problem in out["problems"]:
-        sys.stderr.write(problem["text"] + (f"; {problem['hint']}" if problem["hint"] else "") + "\n")
+        _say(sys.stderr, problem["text"] + (f"; {problem['hint']}" if problem["hint"] else "") + "\n")
     for problem in out["warnings"]:
-        sys.stderr.write(f"warning: {problem['text']}; {problem['hint']}\n")
+        _say(sys.stderr, f"warning: {problem['text']}; {problem['hint']}\n")
     if out["ok"]:
-        sys.stdout.write("ok\n")
+        _say(sys.stdout, "ok\n")
     ranks: Sequence[Mapping[str, Any]] = out.get("ranks", [out]) if out["argv"] and show_command else []
     for rank, shown in enumerate(ranks):
         if len(ranks) > 1:
-            sys.stdout.write(f"# rank {rank} of {len(ranks)}\n")
+            _say(sys.stdout, f"# rank {rank} of {len(ranks)}\n")
         origins = shown["origins"]
         for name, value in shown["env"].items():
-            sys.stdout.write(f"{name}={shlex.quote(value)}   # {origins[name]}\n")
-        sys.stdout.write(shlex.join(shown["argv"]) + "\n")
+            _say(sys.stdout, f"{name}={shlex.quote(value)}   # {origins[name]}\n")
+        _say(sys.stdout, shlex.join(shown["argv"]) + "\n")
         for name in (name for name in origins if name not in shown["env"]):
-            sys.stdout.write(f"# {name}: {origins[name]}\n")
+            _say(sys.stdout, f"# {name}: {origins[name]}\n")
     if ranks:
         known = [part for part in out["memory"]["parts"] if part["bytes"] is not None]
         for part in known:
-            sys.stdout.write(f"# {part['name']}: {part['bytes'] / GIB:.2f} GiB = {part['how']}\n")
+            _say(sys.stdout, f"# {part['name']}: {part['bytes'] / GIB:.2f} GiB = {part['how']}\n")

@@ -161,10 +161,19 @@ class CordonRequest(Strict):
     reason = serializers.CharField(max_length=500, required=False, allow_blank=True, default="")
 
 
+class SecondsField(serializers.FloatField):
+    """A number; JSON's `true` is none, though Python counts it as 1."""
+
+    def to_internal_value(self, data: Any) -> float:
+        if isinstance(data, bool):
+            self.fail("invalid")
+        return float(super().to_internal_value(data))
+
+
 class DeadlineRequest(Strict):
     """How long what runs may go on. Without it a node has an hour, a replica its profile's time."""
 
-    deadline_seconds = serializers.FloatField(min_value=0, max_value=LONGEST_DRAIN_SECONDS, required=False)
+    deadline_seconds = SecondsField(min_value=0, max_value=LONGEST_DRAIN_SECONDS, required=False)
 
 
 class DrainRequest(DeadlineRequest):

@@ -125,7 +125,7 @@ class ModelViewSet(ViewSet):
         return Response(show_plan(explanations.plan(pk, draft=draft, config=body.get("model_config"))))
 
     def _row(self, name: str) -> CatalogModel:
-        row = CatalogModel.objects.filter(name=name).first()
+        row = CatalogModel.objects.filter(name=name, leaving=False).first()
         if row is None:
             raise NotFound(f"cannot find {name}: there is no such model")
         return row

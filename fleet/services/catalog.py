@@ -116,9 +116,10 @@ def delete_model(name: str, *, actor: str) -> None:
 def roll_back(*, model: CatalogModel, actor: str) -> None:
     """Back to the revision before: a rollout under way is broken off; after a failed one the profile that runs is
     wished again, after a finished one the profile that ran before, as a new revision. Raises FleetError."""
+    model = CatalogModel.objects.select_for_update().get(pk=model.pk)
+    rollouts.refuse_leaving(model, "roll back")
     if rollouts.break_off(model=model, actor=actor):
         return
-    model = CatalogModel.objects.select_for_update().get(pk=model.pk)
     if model.profile is None:
         raise FleetError("no_rollout", f"cannot roll back {model.name}: it has endpoints, and no revisions")
     before = _earlier(model)

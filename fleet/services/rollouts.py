@@ -102,7 +102,15 @@ def failed() -> dict[int, Failed]:
     }
 
 
+def refuse_leaving(model: CatalogModel, verb: str) -> None:
+    """What is being deleted is led nowhere; a change of it would keep it."""
+    if CatalogModel.objects.filter(pk=model.pk, leaving=True).exists():
+        hint = "add it again to keep it"
+        raise FleetError("model_leaving", f"cannot {verb} {model.name}: it is being deleted", hint)
+
+
 def _latest(model: CatalogModel, verb: str) -> Rollout:
+    refuse_leaving(model, verb)
     rollout = Rollout.objects.select_for_update().filter(model=model).order_by("-pk").first()
     if rollout is None:
         hint = "a rollout begins when a profile is changed while replicas serve"

@@ -1,5 +1,6 @@
 """What `python -m agent_client` says to whoever types it."""
 
+import json
 import os
 import resource
 import subprocess
@@ -93,3 +94,13 @@ def test_a_file_without_end_is_not_read_to_its_end(tmp_path: Path, argv: list[st
     assert done.returncode != 0
     assert told in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_validate_prints_nothing_that_moves_the_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "profile.yaml"
+    profile = {"engine": "echo", "gpus": 0, "env": {"A": "\x1b[31m"}, "options": {"\x1b[31m": 1}, "\u202ex": 1}
+    for each in (profile, {name: profile[name] for name in ("engine", "gpus", "env")}):
+        file.write_text(json.dumps(each))
+        program.main(["--state-dir", str(tmp_path), "validate", str(file), "--show-command"])
+        told = capsys.readouterr()
+        assert (told.out + told.err).replace("\n", "").isprintable()

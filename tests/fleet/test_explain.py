@@ -95,3 +95,14 @@ def test_what_was_last_known_of_a_silent_node_is_told_as_that() -> None:
     ago = timezone.now() - timedelta(seconds=47)
     Node.objects.update(status=NodeStatus.UNREACHABLE, last_seen_at=ago)
     assert "qwen/1  ready  on gpu-01 GPU 0 (silent for 47 s)\n" in explain("qwen")
+
+
+def test_nothing_that_somebody_named_moves_the_cursor() -> None:
+    ready_node(cards=1)
+    model(gpu_class="h100-sxm-80gb", node_selector={"\x1b]0;pwn\x07": "a\u202eb"})
+    text = explain("qwen")
+    assert r"\x1b]0;pwn\x07" in text
+    assert r"a\u202eb" in text
+    assert text.replace("\n", "").isprintable()
+    with pytest.raises(CommandError):
+        explain("\x1b[31m")

@@ -279,6 +279,30 @@ def test_after_a_failed_rollout_what_runs_is_wished_again_and_no_engine_is_touch
     assert (Replica.objects.get().attempt, Replica.objects.get().revision.number) == (1, 3)
 
 
+def test_what_is_being_deleted_is_led_nowhere(api: Client) -> None:
+    serving()
+    model(max_model_len=4096)
+    tick()
+    assert api.delete("/api/v1/models/qwen/").status_code == 204
+    row = CatalogModel.objects.get()
+    for verb in ("rollback", "pause", "resume"):
+        assert api.post(f"/api/v1/models/qwen/{verb}/", content_type="application/json").status_code == 404
+    for act in (catalog.roll_back, rollouts.pause, rollouts.resume):
+        with pytest.raises(FleetError, match="qwen: it is being deleted"):
+            act(model=row, actor="t")
+    row.refresh_from_db()
+    assert row.leaving
+    assert row.replicas == 0
+
+
+@pytest.mark.parametrize("given", [{"deadline_seconds": True}, {"deadline_seconds": "5 s"}, {"deadline_seconds": [5]}])
+def test_what_is_asked_of_a_drain_is_of_its_kind(api: Client, given: dict[str, Any]) -> None:
+    ready_node()
+    answer = api.post("/api/v1/nodes/gpu-01/drain/", json.dumps(given), content_type="application/json")
+    assert answer.status_code == 400
+    assert Node.objects.get().drain_deadline_at is None
+
+
 def test_nobody_goes_back_to_a_profile_that_has_failed(api: Client) -> None:
     admission = serving(cards=1, max_model_len=2048)
     model(max_model_len=9)

@@ -5,14 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
 from agent_client.profile import ProfileError, UnreadableYaml, parse_catalog, read_yaml_file
+from fleet.management.plain import PlainCommand
 from fleet.services import catalog
 from fleet.services.errors import FleetError
 
 
-class Command(BaseCommand):
+class Command(PlainCommand):
     help = "Apply, validate, diff or export the catalog file."
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:

@@ -4,15 +4,16 @@ import argparse
 from collections import Counter
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
 from fleet.domain.placement import Placement
 from fleet.domain.reasons import Refusal
+from fleet.management.plain import PlainCommand
 from fleet.services.errors import FleetError
 from fleet.services.explanations import CopyExplanation, explain
 
 
-class Command(BaseCommand):
+class Command(PlainCommand):
     help = "Say where each copy of a model runs, or why it can't."
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
