@@ -67,7 +67,7 @@ def _why(body: Body, error: Exception) -> str:
         return "its body is no text; send JSON as it is, neither compressed nor with another Content-Encoding"
     if "required field" in text:
         return "it names no model; send JSON with `model`"
-    if "truncated" in text and body.rstrip()[-1:] == b"}":
+    if ("truncated" in text and body.rstrip()[-1:] == b"}") or "surrogate" in text or "hex escape" in text:
         return "a text in it holds half of a surrogate pair (\\ud800 to \\udfff), or does not end"
     return "its JSON ends too early" if "truncated" in text else text
 
@@ -126,7 +126,7 @@ def members(body: Body) -> dict[str, tuple[int, int]]:
     try:
         values = _members.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, _TooMuch) as error:
-        raise BadRequest(f"cannot read the request: {error}") from None
+        raise BadRequest(f"cannot read the request: {_why(body, error)}") from None
     if len(values) != _names.count:
         raise BadRequest(_TWICE)
     spans: dict[str, tuple[int, int]] = {}

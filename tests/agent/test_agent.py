@@ -1,6 +1,7 @@
 """The agent's parts: adapters against vLLM's own option list, ledger, policy, supervision with real processes."""
 
 import asyncio
+import dataclasses
 import json
 import os
 import signal
@@ -326,6 +327,27 @@ async def test_a_reused_pid_is_neither_adopted_nor_killed(node: Node) -> None:
     finally:
         stranger.send_signal(signal.SIGKILL)
         await stranger.wait()
+
+
+async def test_engines_are_taken_back_from_a_state_folder_that_was_moved(tmp_path: Path) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    before.mkdir()
+    node = Node(before)
+    await node.supervisor.start(order())
+    (pid,) = (await node.until(ShardState.READY)).pids
+    await node.supervisor.close(stop_engines=False)
+    before.rename(after)
+    node.config = dataclasses.replace(node.config, state_dir=after)
+    node.again()
+    await node.supervisor.adopt()
+    try:
+        (report,) = node.supervisor.reports()
+        assert (report.state, report.pids) == (ShardState.READY, (pid,))
+        await node.supervisor.start(order())
+        assert [each.pids for each in node.supervisor.reports()] == [(pid,)]
+    finally:
+        await node.supervisor.close(stop_engines=True)
+    assert processes.start_time(pid) is None
 
 
 async def test_a_missing_model_is_refused_before_anything_starts(node: Node) -> None:

@@ -118,6 +118,8 @@ def test_a_body_that_can_be_read_in_two_ways_is_refused(body: bytes) -> None:
         (b"\x28\xb5\x2f\xfd\x00", "is malformed"),
         (b"\xff\xfe{", "its body is no text"),
         (b'{"model": "\\ud800"}', "half of a surrogate pair"),
+        (b'{"model": "x", "messages": ["\\ud800"], "a": 1}', "half of a surrogate pair"),
+        (b'{"model": "\\ud800", "x": [1]', "half of a surrogate pair"),
         (b'{"model": "m", "x": "', "its JSON ends too early"),
         (b"{}", "it names no model"),
         (b"[1]", "Expected `object`, got `array`"),
