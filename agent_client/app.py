@@ -129,8 +129,8 @@ class Agent:
         if (identity := load_identity(self._config.state_dir)) is not None:
             self._hold(identity)
         await self._supervisor.adopt()
-        await asyncio.to_thread(self._watch.look)
-        for text in preflight.engine_warnings(self._config):
+        seen = await asyncio.to_thread(self._watch.look)
+        for text in seen.lasting_warnings:
             log.warning("agent.engine_unrunnable node=%s reason=%s", self._config.node_id, text)
         preflight.ask_engines(self._config, self._installed)
         work = (self._link.run(), self._beat(), self._watch.run(self._look.set), self._report_often())

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 #: Numbers beyond this don't fit a database's 64-bit columns.
@@ -88,6 +89,15 @@ def _without_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
         raise ValueError(f"`{twice[:80]}` stands there twice")
     return found
+
+
+def read_at_most(path: Path, most_bytes: int) -> bytes:
+    """A whole file; of a larger one no more is read than shows that. Raises OSError, or ValueError with the bound."""
+    with path.open("rb") as file:
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise ValueError(f"it has more than {most_bytes:,} bytes")
+    return data
 
 
 def printable(text: str) -> str:

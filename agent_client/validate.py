@@ -15,7 +15,7 @@ from agent_client.hardware import DiscoveryOptions, discover
 from agent_client.hardware.program import run_quietly
 from agent_client.installed import Installed
 from agent_client.ledger import Ledger
-from agent_client.plain_data import printable
+from agent_client.plain_data import printable, read_at_most
 from agent_client.profile import Problem, ProfileError, parse_profile
 from agent_client.profile.memory import GIB, MemoryEstimate
 from agent_client.yaml_text import read_yaml_file
@@ -74,11 +74,7 @@ def _inventory(args: argparse.Namespace, config: AgentConfig) -> Mapping[str, An
 
 
 def _inventory_of(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        text = file.read(MOST_INVENTORY_BYTES + 1)
-    if len(text) > MOST_INVENTORY_BYTES:
-        raise ValueError(f"it has more than {MOST_INVENTORY_BYTES:,} bytes")
-    data = json.loads(text)
+    data = json.loads(read_at_most(path, MOST_INVENTORY_BYTES))
     if not isinstance(data, dict) or "gpus" not in data:
         raise ValueError("it is no inventory")
     return data

@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from agent_client.plain_data import flaw
+from agent_client.plain_data import flaw, read_at_most
 
 MOST_BYTES, MOST_DEPTH, MOST_VALUES = 1_000_000, 50, 200_000
 
@@ -15,11 +15,11 @@ class UnreadableYaml(ValueError):
 
 
 def read_yaml_file(path: Path) -> Any:
-    """As read_yaml; of a larger file no more is read than shows that. Raises OSError, too."""
-    with path.open("rb") as file:
-        data = file.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
-        raise UnreadableYaml(f"it has more than {MOST_BYTES:,} bytes")
+    """As read_yaml. Raises OSError, too."""
+    try:
+        data = read_at_most(path, MOST_BYTES)
+    except ValueError as error:
+        raise UnreadableYaml(str(error)) from None
     return read_yaml(data)
 
 

@@ -28,6 +28,8 @@ _AFTERMATH = re.compile(
 #: Lines that an engine writes only while it serves.
 _SERVED = re.compile(r"Avg (?:prompt|generation) throughput: |^Decode batch[.,]|\"POST /\S{1,200} HTTP/[\d.]+\" 200\b")
 
+#: Its end had neither code nor signal: only a parent gets those.
+UNSEEN = "it ended, and how is not known: an earlier agent had started it"
 _BY_SIGNAL = {
     4: ("illegal-instruction", "it uses instructions that this CPU does not have", "install a build for this CPU"),
     6: ("aborted", "it gave up by itself (SIGABRT)", "look at the lines before its end"),
@@ -173,8 +175,4 @@ def _killed_line(lines: Sequence[Line]) -> str:
 def _how(ended: ExitCause) -> str:
     if ended.signal is not None:
         return f"it was ended by signal {ended.signal}"
-    return (
-        "it ended, and how is not known: an earlier agent had started it"
-        if ended.code is None
-        else f"it exited with code {ended.code}"
-    )
+    return UNSEEN if ended.code is None else f"it exited with code {ended.code}"

@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from agent_client.engines import Miss, Probed
-from agent_client.engines.diagnosis import UNKNOWN, Diagnosis, ExitCause, bare, diagnose, exception_line, last_words
+from agent_client.engines.diagnosis import (
+    UNKNOWN,
+    UNSEEN,
+    Diagnosis,
+    ExitCause,
+    bare,
+    diagnose,
+    exception_line,
+    last_words,
+)
 from agent_client.machine import Failure
 from agent_client.profile import Problem
 from agent_client.protocol.states import FailureCode
@@ -80,7 +89,7 @@ def failure_of_exit(
     elif exit_code is not None:
         how = f"it exited with code {exit_code}"
     else:
-        how = "it ended, and how is not known: an earlier agent had started it"
+        how = UNSEEN
     if found.code == UNKNOWN:
         code = FailureCode.EXITED.value if seen else FailureCode.LOST_TRACK.value
         return Failure(code=code, detail=f"cannot run {replica}: {how}{_told(found)}")

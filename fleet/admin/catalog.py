@@ -24,7 +24,7 @@ from fleet.admin.display import badge, link, plain, table, when
 from fleet.admin.explanation import panel
 from fleet.admin.page import LivePage, Page, sections
 from fleet.admin.planning import plan
-from fleet.admin.rollouts import ROLL_BACK, rollout_acts, told_of_roll_back, told_state, told_waits
+from fleet.admin.rollouts import ROLL_BACK, rollout_acts, told_of_roll_back, told_state, told_waits, undecided
 from fleet.domain.states import NodeStatus, ReplicaState, RolloutState
 from fleet.domain.words import counted
 from fleet.fields import NamesField, YamlField
@@ -223,7 +223,7 @@ def _sentence(model: CatalogModel, copies: Sequence[Replica]) -> str:
 def _following(rollout: Rollout | None, now: datetime) -> SafeString | str:
     if rollout is None or rollout.state in (RolloutState.DONE, RolloutState.DROPPED):
         return ""
-    if rollout.state == RolloutState.FAILED and rollout.target != rollout.model.revision:
+    if rollout.state == RolloutState.FAILED and not undecided(rollout):
         return ""  # something else is wished since
     page = link(rollout, f"The rollout to revision {rollout.target}")
     why = f": {rollout.reason}" if rollout.reason else ""

@@ -110,8 +110,13 @@ class RolloutAdmin(LivePage, MachineOwnedAdmin):
         self.each(request, rows.select_related("model"), one, done)
 
 
+def undecided(rollout: Rollout) -> bool:
+    """It failed, and what it was to bring in is still wished."""
+    return rollout.state == RolloutState.FAILED and rollout.target == rollout.model.revision
+
+
 def _following(rollout: Rollout) -> str:
-    if rollout.state == RolloutState.FAILED and rollout.target != rollout.model.revision:
+    if rollout.state == RolloutState.FAILED and not undecided(rollout):
         return f"Revision {rollout.model.revision} is wished since."
     return _FOLLOWING.get(RolloutState(rollout.state), "")
 
@@ -121,7 +126,7 @@ def rollout_acts(rollout: Rollout | None) -> tuple[Act, ...]:
     if rollout is None or not _newest(rollout):
         return ()
     state = RolloutState(rollout.state)
-    again = state is RolloutState.FAILED and rollout.target == rollout.model.revision
+    again = undecided(rollout)
     return acts(
         Act(action="resume", label="Resume", kind="first") if state is RolloutState.PAUSED else None,
         Act(action="resume", label="Try once more") if again else None,

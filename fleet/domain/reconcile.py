@@ -260,8 +260,7 @@ class _Tick:
     def _place(self, replica: ReplicaView, model: ModelView, revision: int) -> Placement | Refusal:
         profile = model.profile_of(revision)
         if profile is None:
-            text = f"the profile of {model.name} can't be used: {model.profile_error or f'revision {revision} is gone'}"
-            return Refusal(code="invalid_profile", text=text)
+            return Refusal(code="invalid_profile", text=model.why_unusable(revision))
         avoid = () if replica.avoid_node is None else (replica.avoid_node,)
         key = (model.pk, revision, avoid)
         # Cards are only taken in the course of a tick: what did not fit a moment ago does not fit now.

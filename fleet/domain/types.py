@@ -174,6 +174,10 @@ class ModelView:
     def profile_of(self, revision: int) -> Profile | None:
         return self.profile if revision == self.revision else self.older.get(revision)
 
+    def why_unusable(self, revision: int) -> str:
+        """Why it has no profile of that revision."""
+        return f"the profile of {self.name} can't be used: {self.profile_error or f'revision {revision} is gone'}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSnapshot:

@@ -156,8 +156,7 @@ def _place(snapshot: FleetSnapshot, model: ModelView, revision: int) -> Placemen
     profile = model.profile_of(revision)
     if profile is not None:
         return place(snapshot, profile, model=model.pk)
-    text = f"the profile of {model.name} can't be used: {model.profile_error}"
-    return Refusal(code="invalid_profile", text=text)
+    return Refusal(code="invalid_profile", text=model.why_unusable(revision))
 
 
 def why_rollout_waits(rollout: Rollout) -> str:

@@ -22,6 +22,7 @@ from fleet.models import (
     Gpu,
     Listener,
     Node,
+    ProfileRevision,
     Replica,
     Rollout,
     Shard,
@@ -50,6 +51,17 @@ def answer(admission: nodes.Admission, code: str = "", detail: str = "") -> None
     told = Checked(check=check.pk, code=code, detail=detail)
     of = {"node_id": admission.node_id, "session_id": admission.session_id}
     rollouts.answer_check(**of, answer=told, now=timezone.now())
+
+
+def go_over(admission: nodes.Admission) -> None:
+    """The one replica there is is replaced in place, as its rollout wishes."""
+    tick()
+    answer(admission)
+    tick()
+    tell(admission, Shard.objects.get(), ShardState.STOPPED)
+    tick()
+    make_ready(admission)
+    tick()
 
 
 def heard() -> None:
@@ -235,13 +247,7 @@ def test_rollouts_are_led_by_api(api: Client) -> None:
 def test_after_a_finished_rollout_the_profile_before_comes_back_as_a_new_revision(api: Client) -> None:
     admission = serving(cards=1, max_model_len=2048)
     model(max_model_len=4096)
-    tick()
-    answer(admission)
-    tick()
-    tell(admission, Shard.objects.get(), ShardState.STOPPED)
-    tick()
-    make_ready(admission)
-    tick()
+    go_over(admission)
     assert (Rollout.objects.get().state, CatalogModel.objects.get().stable_revision) == (RolloutState.DONE, 2)
     told = api.post("/api/v1/models/qwen/rollback/", content_type="application/json").json()
     assert (told["state"], told["origin"], told["target"]) == ("rolling", 2, 3)
@@ -279,6 +285,17 @@ def test_after_a_failed_rollout_what_runs_is_wished_again_and_no_engine_is_touch
     assert (Replica.objects.get().attempt, Replica.objects.get().revision.number) == (1, 3)
 
 
+def test_what_has_not_gone_back_yet_when_the_running_profile_is_wished_again_goes_there(api: Client) -> None:
+    serving(cards=1)
+    model(max_model_len=4096)
+    catalog.roll_back(model=CatalogModel.objects.get(), actor="t")  # breaks it off
+    Replica.objects.update(revision=ProfileRevision.objects.get(number=2))  # it had gone over
+    assert api.post("/api/v1/models/qwen/rollback/", content_type="application/json").status_code == 204
+    assert CatalogModel.objects.get().stable_revision == 3
+    tick()
+    assert Replica.objects.get().goal == 3
+
+
 def test_what_is_being_deleted_is_led_nowhere(api: Client) -> None:
     serving()
     model(max_model_len=4096)
@@ -310,13 +327,7 @@ def test_nobody_goes_back_to_a_profile_that_has_failed(api: Client) -> None:
     answer(admission, "unknown_flag", "no")
     tick()
     model(max_model_len=4096)
-    tick()
-    answer(admission)
-    tick()
-    tell(admission, Shard.objects.get(), ShardState.STOPPED)
-    tick()
-    make_ready(admission)
-    tick()
+    go_over(admission)
     assert CatalogModel.objects.get().stable_revision == 3
     api.post("/api/v1/models/qwen/rollback/", content_type="application/json")
     row = CatalogModel.objects.get()

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from routing.dataplane.client import HEAD_SECONDS
 from tests.e2e.harness import PATIENCE, wait_for
 from tests.routing.test_router import Run, chat, run
 
@@ -169,7 +170,7 @@ def test_a_client_that_reads_slowly_takes_no_memory_and_slows_no_neighbour(run: 
 
 async def _slow_clients(run: Run, count: int) -> None:
     """Half of them send a head, half a body, a byte now and then; others are served meanwhile."""
-    wires = []
+    wires, opened = [], time.monotonic()
     try:
         for number in range(count):
             reader, writer = await asyncio.open_connection("127.0.0.1", run.port)
@@ -179,8 +180,10 @@ async def _slow_clients(run: Run, count: int) -> None:
         times = []
         for number in range(40):
             for _, writer in wires[number % 4 :: 4]:
-                if not writer.transport.is_closing():  # it took too long for its head, where the machine is busy
+                if not writer.transport.is_closing():
                     writer.write(b"x")
+                else:  # where the machine is busy it had no whole head when its time was over, and for nothing else
+                    assert time.monotonic() - opened > HEAD_SECONDS
             began = time.monotonic()
             status, _, _ = await asyncio.to_thread(run.status, chat())
             assert status == 200
