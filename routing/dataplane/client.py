@@ -125,7 +125,11 @@ class ClientConnection(Incoming):
                 if request.reply is not None or request.ready:
                     self._serving = True
                     try:
-                        self._serve(request)
+                        if request.reply is None:
+                            self._router.serve(self, request, self._out)
+                        else:
+                            self._router.said(request, self._out.whole(request.reply))
+                            self.answered(request)
                     except Exception as error:
                         self._router.broken(self, request, error)
                 else:
@@ -135,12 +139,6 @@ class ClientConnection(Incoming):
                     return
         finally:
             self._stepping = False
-
-    def _serve(self, request: Request) -> None:
-        if request.reply is None:
-            return self._router.serve(self, request, self._out)
-        self._router.said(request, self._out.whole(request.reply))
-        self.answered(request)
 
     def answered(self, request: Request) -> None:
         """Said by whoever serves it, once."""

@@ -107,10 +107,12 @@ class Proxied:
 
     # -- attempts -----------------------------------------------------------------------------------------------------
 
-    @_whole
     def start(self) -> None:
-        self._router.chooser.came(self._route)
-        self._attempt()
+        try:  # as _whole has it, without the cost of two calls more
+            self._router.chooser.came(self._route)
+            self._attempt()
+        except Exception as error:
+            self.broken(error)
 
     @_whole
     def leave(self) -> None:
@@ -263,15 +265,17 @@ class Proxied:
     def engine_read(self) -> None:
         self._client.flush()
 
-    @_whole
     def engine_done(self) -> None:
-        if self._replace:
-            self._fail(*self._replace)
-        else:
-            if self._reader is not None and (rest := self._reader.finish()):
-                self._client.body(rest)
-            self._client.end()
-        self._told(True)
+        try:
+            if self._replace:
+                self._fail(*self._replace)
+            else:
+                if self._reader is not None and (rest := self._reader.finish()):
+                    self._client.body(rest)
+                self._client.end()
+            self._told(True)
+        except Exception as error:
+            self.broken(error)
 
     @_whole
     def engine_lost(self, wrong: str = "") -> None:

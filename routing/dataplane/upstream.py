@@ -75,20 +75,17 @@ class Upstream(asyncio.Protocol):
             self.abort()
             return
         try:
-            self._receive(data)
+            if self._missing:
+                self._take(data)
+            elif self._begun or not self._known(data):
+                self._parse(data)
+            if self._complete:
+                self._end()
+            elif self.exchange is not None:
+                self.exchange.engine_read()
         except Exception as error:
             self.abort()
             exchange.broken(error)
-
-    def _receive(self, data: bytes) -> None:
-        if self._missing:
-            self._take(data)
-        elif self._begun or not self._known(data):
-            self._parse(data)
-        if self._complete:
-            self._end()
-        elif self.exchange is not None:
-            self.exchange.engine_read()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None

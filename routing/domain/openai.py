@@ -75,11 +75,9 @@ def _why(body: Body, error: Exception) -> str:
 def _plain(body: Body) -> bool:
     """Whether no name that is read here can stand in the body twice: seen without looking at each."""
     # An escape may hide a letter of a second name; they all begin with 00.
-    return len(body) <= _SMALL_BYTES and b"\\u00" not in body and _once(body)
-
-
-def _once(body: Body) -> bool:
-    return body.count(b'"model"') == 1 and body.count(b'"stream"') <= 1 and body.count(b'"stream_options"') <= 1
+    if len(body) > _SMALL_BYTES or b"\\u00" in body or body.count(b'"model"') != 1:
+        return False
+    return body.count(b'"stream') <= 1 or (body.count(b'"stream"') <= 1 and body.count(b'"stream_options"') <= 1)
 
 
 def _wants(options: bytes, span: tuple[int, int] | None) -> bool:
