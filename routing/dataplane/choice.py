@@ -80,7 +80,7 @@ class Chooser:
             for each in fit:
                 load = self.loads[each.id]
                 load.elsewhere = self._grid.total(self._rows[each.id], _OUTSTANDING) - load.outstanding
-        if route.sticky and (session := request.head.fields.get(route.sticky)):
+        if route.sticky and (session := request.field(route.sticky)):
             return affinity.by_header(session, fit)
         fit = select.speaking(fit, self.loads, time.monotonic())
         preferred, sums = None, list[int]()

@@ -35,6 +35,8 @@ def to_engine(request: Request, asked: openai.Asked, endpoint: Endpoint) -> tupl
             body = openai.rename(body, name)
         body, added = openai.ask_usage(body, request.head.path, asked)
     lines = _lines_to_engine(request.head, endpoint)
+    if request.own is not None:
+        lines += b"".join([b"%b: %b\r\n" % field for field in request.own.items() if field[0] not in _TO_ENGINE])
     id_ = request.id.encode("latin-1")
     given = request.head.fields.get(b"content-length")
     if request.complete:
@@ -46,7 +48,7 @@ def to_engine(request: Request, asked: openai.Asked, endpoint: Endpoint) -> tupl
 
 
 def _lines_to_engine(head: Head, endpoint: Endpoint) -> bytes:
-    """All lines but those that tell one request from the next with an equal head."""
+    """All lines but those that tell one request from the next with the same head."""
     made = head.to_engine
     if made is not None and made[0] is endpoint:
         return made[1]

@@ -53,6 +53,7 @@ class Incoming(asyncio.Protocol):
         self._between, self._in_head = True, False  # no byte of a next request has come
         self._offered = False
         self._apart: bytes | None = None  # the head as it will be known again: see http1.apart
+        self._own: dict[bytes, bytes] | None = None  # what of it is this request's own: see http1.without_own
 
     # -- requests whose head is known ---------------------------------------------------------------------------------
 
@@ -62,12 +63,15 @@ class Incoming(asyncio.Protocol):
         if found is None or self._deaf:
             return False
         name, length, start = found
-        head = self._router.heads.get(name)
+        head, own = self._router.heads.get(name), None
+        if head is None and (split := http1.without_own(name)) is not None:
+            name, own = split
+            head = self._router.heads.get(name)
         size = len(data) - start
         if head is None or size > length or length > self._router.body_bytes or not self._router.admitted(head):
-            self._apart = name
+            self._apart, self._own = name, own
             return False
-        request = Request(head, time.monotonic())
+        request = Request(head, time.monotonic(), own)
         request.size = size
         request.body = data[start:]
         self._missing = length - size
@@ -188,7 +192,9 @@ class Incoming(asyncio.Protocol):
         request.keep_alive = self._parser.should_keep_alive()  # only here does it tell the truth
         request.complete = True
         if self._apart is not None and request.plain:
-            http1.remember(self._router.heads, self._apart, request.head)
+            head = request.head if self._own is None else request.head.without(self._own)
+            if head is not None:
+                http1.remember(self._router.heads, self._apart, head)
         self._fresh()
         if self._exchange and request is self._requests[0]:
             self._exchange.more()

@@ -1,7 +1,7 @@
 """What passes between a client's connection and the router: a request, and an answer made here."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from itertools import count
 from random import getrandbits
 
@@ -45,7 +45,8 @@ class Reply:
 
 @dataclass(slots=True, eq=False)
 class Head:
-    """A request's head, read and judged. Requests whose heads are equal but for the body's length share one."""
+    """A request's head, read and judged. Requests whose heads are equal but for the body's length, and for the lines of
+    http1.without_own, share one."""
 
     method: str
     path: str
@@ -74,8 +75,19 @@ class Head:
             fields,
             http11,
             anthropic.spoken(path, fields),
-            given.decode("latin-1") if len(given) <= ID_BYTES else "",
+            _id(given),
         )
+
+    def without(self, names: Collection[bytes]) -> "Head | None":
+        """What it has in common with heads that differ in these fields alone; None where one stands there twice."""
+        headers = [header for header in self.headers if header[0] not in names]
+        if len(headers) + len(names) != len(self.headers):
+            return None
+        return replace(self, headers=headers, fields=dict(headers), given_id="", to_engine=None)
+
+
+def _id(given: bytes) -> str:
+    return given.decode("latin-1") if len(given) <= ID_BYTES else ""
 
 
 class Request:
@@ -91,14 +103,24 @@ class Request:
     meter: Meter | None = None  # what it is charged to
     gate: Gate | None = None  # where it has a place
     over = False  # it is in the books
+    own: Mapping[bytes, bytes] | None = None  # fields that stand in its head beside those it shares with others
 
-    def __init__(self, head: Head, began: float) -> None:
+    def __init__(self, head: Head, began: float, own: Mapping[bytes, bytes] | None = None) -> None:
         """`began`: time.monotonic()."""
         self.head = head
         self.began = began
         self.key = head.key
         self.serial = serial()
-        self.id = head.given_id or self.serial
+        if own is None:
+            self.id = head.given_id or self.serial
+        else:
+            self.own = own
+            self.id = _id(own.get(b"x-request-id", b"")) or self.serial
+
+    def field(self, name: bytes) -> bytes | None:
+        """What its head says under this lower-case name."""
+        own = self.own.get(name) if self.own is not None else None
+        return self.head.fields.get(name) if own is None else own
 
     @classmethod
     def unread(cls, began: float) -> "Request":
@@ -119,6 +141,7 @@ class Request:
             and b"content-length" in fields
             and b"expect" not in fields
             and b"upgrade" not in fields
+            and fields.get(b"connection", b"keep-alive").lower() == b"keep-alive"
         )
 
     @property

@@ -14,8 +14,17 @@ _HOST = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=%-]*(\[[0-9A-Fa-f:.]+\])?(:[0-9]{1
 CHUNK_SPARE_BYTES = 64 * 1024
 CHUNK_SPARE_TIMES = 8
 
+_LENGTH = (b"\r\nContent-Length: ", b"\r\ncontent-length: ")
 #: Heads that are remembered: so long at most, and so many.
 KNOWN_BYTES, KNOWN_HEADS = 4096, 512
+
+#: Lines in which clients, and proxies before us, tell one request or one client from another: ids, traces, addresses.
+#: They change nothing in how a head is judged. Only those written plainly, and on one line.
+_OWN = re.compile(
+    rb"\r\n((?i:x-(?:request-id|correlation-id|real-ip|amzn-trace-id|cloud-trace-context|b3-(?:trace|span|parentspan)id"
+    rb"|forwarded-for|datadog-(?:trace|parent)-id)|trace(?:parent|state)|b(?:aggage|3)|sentry-trace|uber-trace-id"
+    rb"|idempotency-key|cf-ray)): ([!-~](?:[ -~]*[!-~])?)(?=\r\n[^ \t]|\Z)"
+)
 
 T = TypeVar("T")
 
@@ -60,17 +69,22 @@ def apart(data: bytes) -> tuple[bytes, int, int] | None:
     end = data.find(b"\r\n\r\n", 0, KNOWN_BYTES)
     if end < 0:
         return None
-    at = data.find(b"\r\nContent-Length: ", 0, end)
-    if at < 0:
-        at = data.find(b"\r\ncontent-length: ", 0, end)
-        if at < 0:
-            return None
-    at += 18
+    at = data.find(b"ength: ", 0, end) + 7
+    if data[at - 18 : at] not in _LENGTH:
+        return None
     stop = data.find(b"\r", at)
     digits = data[at:stop]
     if not digits.isdigit() or len(digits) > 9:
         return None
     return data[:at] + data[stop:end], int(digits), end + 4
+
+
+def without_own(head: bytes) -> tuple[bytes, dict[bytes, bytes]] | None:
+    """Of a head as apart() gives it: what it has in common with others of its client's, and the lines that are this
+    request's own, by lower-case name. None where there are none, or where it is not plain which of two counts."""
+    parts = _OWN.split(head)
+    own = dict(zip(map(bytes.lower, parts[1::3]), parts[2::3], strict=True))
+    return (b"".join(parts[::3]), own) if 0 < len(own) == len(parts) // 3 else None
 
 
 def remember(memory: dict[bytes, T], head: bytes, found: T) -> None:
