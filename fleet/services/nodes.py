@@ -7,6 +7,7 @@ import secrets
 import uuid
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import pairwise
 
 from django.db import transaction
 from django.db.models.functions import Now
@@ -89,7 +90,7 @@ def _meet_another_boot(node: Node, message: Register, remote: str) -> FleetError
     pair = f"{message.machine_id}/{message.boot_id}"
     if pair not in node.past_boots and silent >= needed:
         return None
-    if pair in node.past_boots or _turn_away(node, message, remote) > 1 + LAST_WORDS:
+    if pair in node.past_boots or _turn_away(node, message, remote) > LAST_WORDS:
         _quarantine(node, remote)
         return _quarantined(node)
     wait = math.ceil((needed - silent).total_seconds())
@@ -102,10 +103,13 @@ def _meet_another_boot(node: Node, message: Register, remote: str) -> FleetError
 
 
 def _turn_away(node: Node, message: Register, remote: str) -> int:
-    """How often the other boot was heard anew between tries of this one. No clock is asked: it may be put back."""
-    reason = f"{TURNED_AWAY} {node.last_seen_at}"
+    """How often the other boot was heard anew between tries of this one. No clock is asked: it may be put back, and
+    what was heard before is then stamped anew, but never later than it was."""
     tries = AgentSession.objects.filter(node=node, boot_id=message.boot_id, close_reason__startswith=TURNED_AWAY)
-    if not tries.filter(close_reason=reason).exists():
+    reasons = list(tries.order_by("pk").values_list("close_reason", flat=True))
+    reason = f"{TURNED_AWAY} {node.last_seen_at}"
+    if reason not in reasons[-1:]:
+        reasons.append(reason)
         AgentSession.objects.create(
             node=node,
             remote=remote[:100],
@@ -114,7 +118,8 @@ def _turn_away(node: Node, message: Register, remote: str) -> int:
             closed_at=Now(),
             close_reason=reason,
         )
-    return tries.count()
+    heard = [datetime.fromisoformat(each.removeprefix(TURNED_AWAY).strip()) for each in reasons]
+    return sum(later > earlier for earlier, later in pairwise(heard))
 
 
 def _identify(message: Register, remote: str) -> tuple[Node, str | None]:

@@ -122,7 +122,7 @@ def test_two_boots_that_are_both_heard_are_two_machines(listened: None) -> None:
     node = ready_node()
     for _ in range(3):
         assert turned_away(node, boot="boot-2").code == nodes.STILL_HEARD
-    heard(0.5)  # what it said before, written down late
+    heard()  # what it said before, written down late
     assert turned_away(node, boot="boot-2").code == nodes.STILL_HEARD
     heard()
     assert turned_away(node, boot="boot-2").code == "quarantined"
@@ -131,6 +131,17 @@ def test_two_boots_that_are_both_heard_are_two_machines(listened: None) -> None:
     operations.release_quarantine(node=Node.objects.get(), actor="ann")
     register(node_uid=node.node_uid, credential=node.credential)
     assert turned_away(node, boot="boot-2").code == nodes.STILL_HEARD
+
+
+def test_a_clock_that_is_put_back_again_and_again_makes_no_reboot_a_copy(listened: None) -> None:
+    """What was heard before is stamped anew each time, earlier than it was."""
+    node = ready_node()
+    for seconds_ago in range(1, 6):
+        assert turned_away(node, boot="boot-2").code == nodes.STILL_HEARD
+        heard(seconds_ago)
+    heard(16.0)
+    register(node_uid=node.node_uid, credential=node.credential, boot="boot-2")
+    assert Node.objects.get().status != NodeStatus.QUARANTINED
 
 
 def test_one_that_was_turned_away_and_then_not_heard_of_is_no_copy(listened: None) -> None:
