@@ -1,5 +1,6 @@
 """The machines' kernels: processes with marks, cards that they hold, signals, and who may reach them at which port."""
 
+import contextlib
 import os
 import random
 import signal
@@ -118,6 +119,13 @@ class Kernel:
     def free_ports(self, taken: Any, count: int = 1) -> range:
         self._port += count
         return range(self._port - count + 1, self._port + 1)
+
+    def close(self) -> None:
+        """Give back what agents that were killed could not close; the numbers others closed may be anything now."""
+        for handle in {each for engine in self.processes.values() for each in engine.handles}:
+            with contextlib.suppress(OSError):
+                if os.readlink(f"/proc/self/fd/{handle}") == "anon_inode:[eventfd]":
+                    os.close(handle)
 
     # -- the world's own hand ----------------------------------------------------------------------------------------
 

@@ -398,4 +398,8 @@ def world(seed: int, *, nodes: int = 0, cards: int = 4, fleet: Mapping[str, Any]
         with connection.cursor() as cursor:
             cursor.execute("DELETE FROM sqlite_sequence")  # keys too begin anew: some sets are in their order
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        yield World(seed, nodes=nodes or 3 + seed % 2, cards=cards, folder=Path(folder), fleet=fleet)
+        made = World(seed, nodes=nodes or 3 + seed % 2, cards=cards, folder=Path(folder), fleet=fleet)
+        try:
+            yield made
+        finally:
+            made.kernel.close()
